@@ -1,0 +1,1 @@
+"""Records, statistics, figures and the notebook runner."""

@@ -1,0 +1,1 @@
+"""From a task to scored trajectories."""

@@ -1,0 +1,1 @@
+"""The learner, the staleness schedules and the loop around them."""
