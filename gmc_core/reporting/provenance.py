@@ -1,0 +1,42 @@
+"""Where a result comes from: git commit, uncommitted changes, package versions."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+
+from gmc_core import paths
+
+# What a figure is computed from. Pictures themselves are left out: writing one must not make the next one "dirty".
+_SOURCES = ("gmc_core", "data", "notebooks")
+_PACKAGES = ("torch", "numpy", "scipy", "matplotlib", "seaborn")
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=paths.ROOT, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def git_state() -> dict[str, str | bool | None]:
+    """`{"commit": ..., "dirty": ...}`; dirty means uncommitted changes in gmc_core/, data/ or notebooks/.
+
+    Both are None outside a git checkout.
+    """
+    commit = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain", "--", *_SOURCES) if commit else None
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def package_versions(names: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
+    """Installed versions of `names` (absent packages are left out) and of Python."""
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
