@@ -55,7 +55,7 @@ ESTIMATOR_STYLE: dict[str, LineStyle] = {
     "tic_mask": LineStyle("TIC, mask", "#56B4E9", _DASHDOT, "X"),
     "snis": LineStyle("self-normalised IS", "#009E73", _DASH, "D"),
     "is": LineStyle("full IS", "#000000", _DOT, "v"),
-    "water_filling": LineStyle("water-filling (ours)", "#E69F00", _DASHDOT, "P"),
+    "water_filling": LineStyle("water-filling, ours", "#E69F00", _DASHDOT, "P"),
     "ppo_clip": LineStyle("PPO clip (token)", "#CC79A7", "-", "^"),
     "uncorrected": LineStyle("no correction", "#7F7F7F", _DOT, "x"),
     # the rest of the menu
@@ -68,7 +68,7 @@ ESTIMATOR_STYLE: dict[str, LineStyle] = {
     "icepop": LineStyle("IcePop", "#C9A227", _DOT, "H"),
     "m2po": LineStyle("M2PO", "#661100", _DASHDOT, "8"),
     "vespo": LineStyle("VESPO", "#AA4499", _DASH, "1"),
-    "mixture": LineStyle("mixture (ours)", "#8C564B", "-", "2"),
+    "mixture": LineStyle("mixture, ours", "#8C564B", "-", "2"),
 }
 HEADLINE = ("gmc", "tic_truncate", "tic_mask", "snis", "is", "water_filling", "ppo_clip", "uncorrected")
 
