@@ -1,0 +1,84 @@
+"""Verifiable tasks: where prompts come from and what a response is worth.
+
+A task gives prompts from an explicit generator and a reward for a response text. The reward is 1.0 only for a
+well-formed, finished, correct answer, else 0.0; a verifier never raises on what a model wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question: its text as the model sees it, and the reference answer that the verifier compares with."""
+
+    text: str
+    answer: str
+
+
+class Task(Protocol):
+    """What the loop needs of a task. `name` and the fields of the dataclass identify it in a run's config."""
+
+    name: str
+    max_response_tokens: int
+
+    def sample_prompts(self, count: int, generator: torch.Generator) -> list[Prompt]: ...
+
+    def reward(self, prompt: Prompt, response: str, finished: bool) -> float: ...
+
+
+@dataclass(frozen=True)
+class RunningSums:
+    """Add `digits` digits modulo 10, writing every running sum.
+
+    Prompt `3+8+1=`, response `3>1>2#2` and end of sequence: the running sums modulo 10 separated by `>`, then `#` and
+    the answer. The reward asks for the form, the end of sequence and the right answer; the sums on the way are not
+    graded, so the task is one of credit assignment over a chain: an error on the way propagates to the answer.
+    """
+
+    digits: int = 6
+    name: str = "running_sums"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.digits, int) or self.digits < 2:
+            raise ValueError(f"RunningSums.digits is {self.digits!r}; expected an integer of at least 2")
+
+    @property
+    def max_response_tokens(self) -> int:
+        """Tokens of a well-formed response with its end of sequence: `digits` sums, `digits - 1` separators, # a eos."""
+        return 2 * self.digits + 2
+
+    def prompt(self, digits: Sequence[int]) -> Prompt:
+        return Prompt(text="+".join(map(str, digits)) + "=", answer=str(sum(digits) % 10))
+
+    def sample_prompts(self, count: int, generator: torch.Generator) -> list[Prompt]:
+        rows = torch.randint(0, 10, (count, self.digits), generator=generator).tolist()
+        return [self.prompt(row) for row in rows]
+
+    def solution(self, digits: Sequence[int], corruption: Sequence[int] | None = None) -> str:
+        """The worked response for `digits`; `corruption[k]` is added to running sum k and carried on from there."""
+        total, sums = 0, []
+        for k, digit in enumerate(digits):
+            total = (total + digit + (corruption[k] if corruption is not None else 0)) % 10
+            sums.append(str(total))
+        return ">".join(sums) + "#" + sums[-1]
+
+    def reward(self, prompt: Prompt, response: str, finished: bool) -> float:
+        well_formed = re.fullmatch(rf"[0-9](?:>[0-9]){{{self.digits - 1}}}#[0-9]", response) is not None
+        return float(finished and well_formed and response[-1] == prompt.answer)
+
+
+TASKS: dict[str, type] = {"running_sums": RunningSums}
+
+
+def make_task(name: str, **options) -> Task:
+    """The task of that name. Raises ValueError for an unknown name, TypeError for an option it does not have."""
+    if name not in TASKS:
+        raise ValueError(f"unknown task {name!r}; known tasks: {', '.join(sorted(TASKS))}")
+    return TASKS[name](**options)
