@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from gmc_core.reporting.profiles import Profile, get_profile
-from gmc_core.reporting.provenance import git_state, package_versions
+from gmc_core.provenance import git_state, package_versions
 
 SIGNIFICANT_DIGITS = 6
 PNG_HASH_KEY = "Data-SHA256"

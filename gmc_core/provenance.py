@@ -1,7 +1,9 @@
-"""Where a result comes from: git commit, uncommitted changes, package versions."""
+"""Where a result comes from: git commit, uncommitted changes, lock file, package versions, machine."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -40,3 +42,20 @@ def package_versions(names: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def lock_hash() -> str | None:
+    """SHA-256 of requirements-lock.txt, 16 hex digits; None where there is no lock (an installed package)."""
+    lock = paths.ROOT / "requirements-lock.txt"
+    return hashlib.sha256(lock.read_bytes()).hexdigest()[:16] if lock.exists() else None
+
+
+def machine() -> dict[str, str | int | None]:
+    """Architecture, processor model and number of cores: what timings depend on, and nothing that names a host."""
+    model = platform.processor() or None
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    except OSError:
+        pass
+    return {"system": platform.system(), "architecture": platform.machine(), "processor": model, "cores": os.cpu_count()}
