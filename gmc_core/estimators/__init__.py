@@ -1,7 +1,8 @@
 """Pure tensor mathematics of the estimators: torch only, no device, config, logging or I/O."""
 
+from gmc_core.estimators.estimator import Estimator
 from gmc_core.estimators.importance_ratios import counted_rollouts, token_log_ratio, trajectory_log_ratio
-from gmc_core.estimators.weights import ESTIMATORS, Estimator, make_estimator
+from gmc_core.estimators.weights import ESTIMATORS, make_estimator
 from gmc_core.estimators.weights_group import (
     effective_sample_size,
     gmc_weights,
