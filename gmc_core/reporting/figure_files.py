@@ -23,8 +23,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from gmc_core.reporting.profiles import Profile, get_profile
 from gmc_core.provenance import git_state, package_versions
+from gmc_core.reporting.profiles import Profile, get_profile
 
 SIGNIFICANT_DIGITS = 6
 PNG_HASH_KEY = "Data-SHA256"
@@ -177,4 +177,6 @@ def save_figure(fig: Figure, name: str, *, data: dict[str, Any], profile: str | 
             "arrays": {key: _encode(key, value)["shape"] for key, value in sorted(data.items())},
         }
         _write_if_changed(side, (json.dumps(record, indent=2) + "\n").encode())
-    return [*(folder / file for file in contents), side]
+    written = [*(folder / file for file in contents), side]
+    log_figures(written)  # tells the notebook runner, also when the bytes are the same as before
+    return written
