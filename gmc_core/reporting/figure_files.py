@@ -24,6 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from gmc_core.provenance import git_state, package_versions
+from gmc_core.reporting.figure_log import log_figures
 from gmc_core.reporting.profiles import Profile, get_profile
 
 SIGNIFICANT_DIGITS = 6
