@@ -2,8 +2,8 @@
 
 A `ResponseSpace` lists all K responses of up to T tokens over V tokens. An `EnumerablePolicy` is a tabular
 autoregressive softmax policy on it: one row of V logits for each of the C prefixes, hence token-level and
-trajectory-level estimators differ as they do for a language model. `exact_moments` gives the expectation of any
-estimator's gradient over groups of G rollouts by enumerating the groups.
+trajectory-level estimators differ as they do for a language model. `exact_moments.exact_moments` gives the expectation
+of any estimator's gradient over groups of G rollouts by enumerating the groups.
 
     space  = response_space(vocabulary=3, max_length=3)                # K = 15 responses, C = 7 prefixes
     policy = EnumerablePolicy(space, logits)                           # logits (..., C, V), any leading batch dims
@@ -19,8 +19,6 @@ Our reconstruction, docs/theory.md sections 1, 3 and 7.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,18 +28,12 @@ from gmc_core.typing import Bool, Float, Int
 
 __all__ = [
     "EnumerablePolicy",
-    "ExactMoments",
     "ResponseSpace",
     "bandit_policy",
     "chi_square_divergence",
-    "enumerate_groups",
-    "exact_moments",
     "kl_divergence",
     "response_space",
 ]
-
-MAX_GROUPS = 3_000_000  # more groups than this are refused: they would take minutes and gigabytes
-_CHUNK_TOKENS = 1 << 21  # tokens handled at once by exact_moments; bounds its memory
 
 
 @dataclass(frozen=True)
@@ -209,148 +201,3 @@ def chi_square_divergence(current: EnumerablePolicy, behavior: EnumerablePolicy)
     """v = chi^2(pi || b) = E_b[(r - 1)^2], the variance of the trajectory ratio."""
     ratio_minus_1 = torch.expm1(current.response_log_probs() - behavior.response_log_probs())
     return (behavior.probabilities() * ratio_minus_1.square()).sum(-1)
-
-
-def enumerate_groups(responses: int, group_size: int, *, ordered: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-    """All groups of G responses out of K, in chunks of (index (n, G), log multiplicity (n,) in fp64).
-
-    `ordered=False` lists the multisets, C(K+G-1, G) of them, each with log of G! / prod_k n_k!; `ordered=True` lists
-    all K^G ordered groups (multiplicity 1). The two give equal expectations for every permutation-equivariant
-    estimator (the weight of a rollout does not depend on the order of the group); the ordered list serves to check it.
-    """
-    number = responses**group_size if ordered else math.comb(responses + group_size - 1, group_size)
-    if number > MAX_GROUPS:
-        raise ValueError(
-            f"{number} groups of {group_size} out of {responses} responses: more than {MAX_GROUPS}. Use fewer "
-            "responses (vocabulary, max_length), a smaller group, or ordered=False."
-        )
-    members = range(responses)
-    rows = itertools.product(members, repeat=group_size) if ordered else itertools.combinations_with_replacement(
-        members, group_size
-    )
-    chunk = max(1, _CHUNK_TOKENS // (4 * group_size))
-    while block := list(itertools.islice(rows, chunk)):
-        index = torch.tensor(block, dtype=torch.long).reshape(len(block), group_size)
-        if ordered:
-            yield index, torch.zeros(len(block), dtype=torch.float64)
-        else:
-            count = torch.zeros(len(block), responses, dtype=torch.float64)
-            count.scatter_add_(1, index, torch.ones_like(index, dtype=torch.float64))
-            yield index, math.lgamma(group_size + 1) - torch.lgamma(count + 1).sum(-1)
-
-
-@dataclass(frozen=True)
-class ExactMoments:
-    """Exact statistics of one group's gradient g = (1/G) sum_i A_i sum_t w_it grad log pi_it (fp64, no sampling).
-
-    mean: E g, (C, V); target: grad J, (C, V); second_moment: E ||g||^2; variance: E ||g - E g||^2;
-    bias: ||E g - grad J||; max_norm: the largest ||g|| over all groups; distortion: E D(w) with
-    D(w) = (1/G) sum_i mean_t |r_i - w_it|; advantage_bound: max |A_i|; score_bound: max_y ||s(y)||;
-    rollout_bound: E (1/G) sum_i |A_i| ||sum_t (w_it - r_i) grad log pi_it||, a bound on the bias of every estimator,
-    token-level ones too, wherever weights r_i are unbiased (a fixed baseline or leave-one-out advantages, token sum).
-    """
-
-    mean: Tensor
-    target: Tensor
-    second_moment: float
-    variance: float
-    bias: float
-    max_norm: float
-    distortion: float
-    advantage_bound: float
-    score_bound: float
-    rollout_bound: float
-
-    @property
-    def ratio_bound(self) -> float:
-        """A S E D(w): the ratio-based bias bound of docs/theory.md section 3 (trajectory-level weights)."""
-        return self.advantage_bound * self.score_bound * self.distortion
-
-    def mse(self, prompts: int = 1) -> float:
-        """Mean squared error of the average of `prompts` independent groups: bias^2 + variance / prompts."""
-        return self.bias**2 + self.variance / prompts
-
-
-def exact_moments(
-    estimator: Callable[..., Tensor],
-    current: EnumerablePolicy,
-    behavior: EnumerablePolicy,
-    reward: Float[Tensor, " K"],
-    group_size: int,
-    *,
-    advantage: str | float = "leave_one_out",
-    normalizer: str = "sequence_mean_token_sum",
-    ordered: bool = False,
-) -> ExactMoments:
-    """Expectation, bias and second moment of an estimator's gradient over all groups of `group_size` rollouts from b.
-
-    estimator: anything with the signature of `make_estimator(...)`; advantage: a name of `group_advantages`, or a
-    number, the fixed baseline beta of A_i = R_i - beta; normalizer: "sequence_mean_token_sum" or
-    "sequence_mean_token_mean" (each rollout also divided by its length); ordered: see `enumerate_groups`.
-    The weights are fp32 (the estimators' contract), all else fp64: a bias below about 1e-7 x A x S is rounding.
-    """
-    if current.batch_shape or behavior.batch_shape:
-        raise ValueError(
-            f"exact_moments takes one pair of policies, got batches {current.batch_shape} and {behavior.batch_shape}: "
-            "loop over the batch."
-        )
-    if normalizer not in ("sequence_mean_token_sum", "sequence_mean_token_mean"):
-        raise ValueError(
-            f"unknown normalizer {normalizer!r} for a single group: use 'sequence_mean_token_sum' or "
-            "'sequence_mean_token_mean'."
-        )
-    space = current.space
-    current = EnumerablePolicy(space, current.logits.detach().double())
-    behavior = EnumerablePolicy(space, behavior.logits.detach().double())
-    reward = reward.detach().double()
-    logp, logb = current.token_log_probs(), behavior.token_log_probs()
-    ratio = (logp - logb).sum(-1).exp()
-    log_prob_behavior = logb.sum(-1)
-    length = space.lengths.double()
-    token_norm2 = current.token_scores().square().sum((-1, -2))  # tokens sit in different contexts: norms add
-
-    mean = torch.zeros_like(current.logits)
-    sums = dict.fromkeys(("second_moment", "distortion", "rollout_bound"), 0.0)
-    largest = dict.fromkeys(("max_norm", "advantage_bound"), 0.0)
-    for index, log_multiplicity in enumerate_groups(space.responses, group_size, ordered=ordered):
-        prob = (log_multiplicity + log_prob_behavior[index].sum(-1)).exp()
-        adv = _advantage(reward[index], advantage, space.lengths[index])
-        mask = space.mask[index]
-        weight = estimator(logp[index].float(), logb[index].float(), mask, adv.float()).double()
-        weight = torch.where(mask, weight, 0.0)
-        scale = 1.0 / length[index] if normalizer == "sequence_mean_token_mean" else torch.ones_like(adv)
-        coefficient = (adv * scale / group_size).unsqueeze(-1) * weight
-        g = _surrogate_gradient_rows(current, index, coefficient)
-        norm2 = g.square().sum((-1, -2))
-        error = torch.where(mask, weight - ratio[index].unsqueeze(-1), 0.0)
-        per_rollout = adv.abs() * (error.square() * token_norm2[index]).sum(-1).sqrt()
-        mean += torch.einsum("n,ncv->cv", prob, g)
-        sums["second_moment"] += float(prob @ norm2)
-        sums["distortion"] += float(prob @ (error.abs().sum(-1) / length[index]).mean(-1))
-        sums["rollout_bound"] += float(prob @ per_rollout.mean(-1))
-        largest["max_norm"] = max(largest["max_norm"], float(norm2.max().sqrt()))
-        largest["advantage_bound"] = max(largest["advantage_bound"], float(adv.abs().max()))
-    target = current.gradient(reward)
-    return ExactMoments(
-        mean=mean,
-        target=target,
-        variance=max(sums["second_moment"] - float(mean.square().sum()), 0.0),
-        bias=float((mean - target).norm()),
-        score_bound=float(token_norm2.sum(-1).max().sqrt()),
-        **sums,
-        **largest,
-    )
-
-
-def _advantage(reward_NG: Tensor, advantage: str | float, lengths_NG: Tensor) -> Tensor:
-    if not isinstance(advantage, str):
-        return reward_NG - float(advantage)
-    from gmc_core.estimators.advantages import group_advantages
-
-    return group_advantages(reward_NG, normalization=advantage, lengths=lengths_NG).double()
-
-
-def _surrogate_gradient_rows(policy: EnumerablePolicy, index_NG: Tensor, coefficient_NGT: Tensor) -> Tensor:
-    """`surrogate_gradient` of one policy for many groups at once; (N, C, V)."""
-    rows = EnumerablePolicy(policy.space, policy.logits.expand(index_NG.shape[0], *policy.logits.shape))
-    return rows.surrogate_gradient(index_NG, coefficient_NGT)
