@@ -78,7 +78,7 @@ def test_unknown_estimator_names_the_known_ones():
 
 def test_text_uses_the_font_that_matplotlib_carries():
     style.apply_style()
-    assert matplotlib.font_manager.findfont(matplotlib.font_manager.FontProperties(family="sans-serif")).startswith(
+    assert matplotlib.font_manager.findfont(matplotlib.font_manager.FontProperties(family=["sans-serif"])).startswith(
         matplotlib.get_data_path()
     )
 
