@@ -1,1 +1,48 @@
-"""GMC-GRPO companion: estimators for stale rollouts, a learner, staleness schedules and the experiments (arXiv 2610.01896)."""
+"""GMC-GRPO companion (arXiv 2610.01896): estimators for stale rollouts, and the experiments that measure them.
+
+The public names; their docstrings give formulas and shapes. Importing this package needs torch alone.
+"""
+
+from gmc_core.estimators import (
+    ESTIMATORS,
+    METRICS,
+    Estimator,
+    counted_rollouts,
+    effective_sample_size,
+    gmc_weights,
+    group_advantages,
+    group_diagnostics,
+    group_mass,
+    log_group_mass,
+    loss_normalizer,
+    make_estimator,
+    mixture_weights,
+    policy_gradient_loss,
+    self_normalized_weights,
+    tic_weights,
+    token_log_ratio,
+    trajectory_log_ratio,
+    water_filling_weights,
+)
+
+__all__ = [
+    "ESTIMATORS",
+    "METRICS",
+    "Estimator",
+    "counted_rollouts",
+    "effective_sample_size",
+    "gmc_weights",
+    "group_advantages",
+    "group_diagnostics",
+    "group_mass",
+    "log_group_mass",
+    "loss_normalizer",
+    "make_estimator",
+    "mixture_weights",
+    "policy_gradient_loss",
+    "self_normalized_weights",
+    "tic_weights",
+    "token_log_ratio",
+    "trajectory_log_ratio",
+    "water_filling_weights",
+]
