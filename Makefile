@@ -55,7 +55,7 @@ lint: $(STAMP)  ## ruff
 	$(PY) -m ruff check .
 
 experiments: $(STAMP)  ## recompute the run records (ONLY=name for one experiment)
-	@$(PY) -m gmc_core.training.run_experiments $(if $(ONLY),--only $(ONLY))
+	@$(PY) -m gmc_core.experiments $(if $(ONLY),--only $(ONLY))
 
 bench: $(STAMP)  ## measure updates per second and the cost of the weights
 	@$(PY) -m benchmarks $(ONLY)

@@ -1,0 +1,169 @@
+"""pyproject.toml, requirements-lock.txt and environment.yml agree, and everything that is imported is declared."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+
+import nbformat
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from gmc_core import paths
+
+PROJECT = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+ENVIRONMENT = yaml.safe_load((paths.ROOT / "environment.yml").read_text(encoding="utf-8"))
+THIS_CHECKOUT = {"--editable .", "-e ."}
+SET_UP_FILES = [
+    "pyproject.toml",
+    "requirements-lock.txt",
+    "environment.yml",
+    "Makefile",
+    ".ci/run",
+    ".github/workflows/ci.yml",
+]
+
+
+def by_name(lines) -> dict[str, Requirement]:
+    requirements = [Requirement(line) for line in lines]
+    named = {canonicalize_name(requirement.name): requirement for requirement in requirements}
+    assert len(named) == len(requirements), "a package is listed twice"
+    return named
+
+
+def lock() -> dict[str, Requirement]:
+    lines = (paths.ROOT / "requirements-lock.txt").read_text(encoding="utf-8").splitlines()
+    return by_name(line for line in lines if line and not line.startswith("#"))
+
+
+def conda_part() -> list[str]:
+    return [entry for entry in ENVIRONMENT["dependencies"] if isinstance(entry, str)]
+
+
+def pip_part() -> dict[str, Requirement]:
+    (pip,) = [entry["pip"] for entry in ENVIRONMENT["dependencies"] if isinstance(entry, dict)]
+    assert set(pip) & THIS_CHECKOUT, "environment.yml does not install this checkout"
+    return by_name(line for line in pip if line not in THIS_CHECKOUT)
+
+
+def exact(requirement: Requirement) -> str:
+    match = re.fullmatch(r"==([0-9][0-9a-z.]*)", str(requirement.specifier))
+    assert match, f"{requirement} is not pinned to one public version"
+    return match[1]
+
+
+def test_torch_is_the_only_hard_dependency_and_the_lock_satisfies_it():
+    (torch,) = by_name(PROJECT["dependencies"]).values()
+    assert torch.name == "torch"
+    assert torch.specifier.contains(exact(lock()["torch"]))
+
+
+def test_the_extras_are_the_promised_ones():
+    assert set(EXTRAS) == {"notebooks", "test", "vllm", "ray", "trl"}
+
+
+def test_the_lock_has_every_pin_of_the_notebook_and_test_extras():
+    pins = by_name(EXTRAS["notebooks"] + EXTRAS["test"])
+    assert len(pins) > 20
+    locked = lock()
+    assert {name: exact(pin) for name, pin in pins.items()} == {name: exact(locked[name]) for name in pins}
+
+
+def test_everything_in_the_lock_is_pinned_without_a_local_version():
+    locked = lock()
+    assert len(locked) > 100
+    for requirement in locked.values():
+        exact(requirement)
+        assert not (requirement.url or requirement.extras or requirement.marker), str(requirement)
+
+
+def test_environment_yml_has_the_pins_of_the_extras_and_the_lock():
+    declared = by_name(EXTRAS["notebooks"] + EXTRAS["test"] + EXTRAS["vllm"])
+    in_yml = pip_part()
+    assert {n: exact(r) for n, r in in_yml.items() if n != "torch"} == {n: exact(r) for n, r in declared.items()}
+    assert {n: r.marker for n, r in in_yml.items() if n != "torch"} == {n: r.marker for n, r in declared.items()}
+    assert exact(in_yml["torch"]) == exact(lock()["torch"])
+
+
+def test_vllm_is_asked_for_on_linux_only():
+    marker = pip_part()["vllm"].marker
+    assert marker.evaluate({"sys_platform": "linux"})
+    assert not marker.evaluate({"sys_platform": "darwin"})
+    assert not marker.evaluate({"sys_platform": "win32"})
+
+
+def test_conda_gives_python_and_pip_only_and_python_is_one_that_the_package_supports():
+    assert ENVIRONMENT["channels"] == ["conda-forge"]
+    python, pip = conda_part()
+    assert pip == "pip"
+    version = re.fullmatch(r"python=(3\.\d+)", python)[1]
+    assert SpecifierSet(PROJECT["requires-python"]).contains(f"{version}.0")
+    assert f"Programming Language :: Python :: {version}" in PROJECT["classifiers"]
+    workflow = yaml.safe_load((paths.ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    versions = [
+        step["with"]["python-version"] for step in workflow["jobs"]["test"]["steps"] if "setup-python" in str(step)
+    ]
+    assert versions == [version]
+
+
+@pytest.mark.parametrize("name", SET_UP_FILES)
+def test_no_index_address_and_no_path_of_one_machine(name):
+    text = (paths.ROOT / name).read_text(encoding="utf-8")
+    found = re.findall(
+        r"--(?:extra-)?index-url|--find-links|\s-[if]\s+(?:http|/)|file://|@ *https?:|/(?:home|opt|root|tmp)/", text
+    )
+    assert not found, f"{name} holds {found}"
+    assert not re.search(r"^ *(?:-|\w+ *=)? *[\"']?https?://(?!arxiv|github)", text, flags=re.MULTILINE)
+
+
+def test_ci_runs_the_reader_s_command():
+    assert "exec make test" in (paths.ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert "run: .ci/run" in (paths.ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+
+
+# --- what is imported is declared -------------------------------------------------------------------------------------
+
+
+def imported(source: str, where: str) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source, where)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def sources():
+    for folder in ("gmc_core", "tests", "benchmarks"):
+        for path in sorted((paths.ROOT / folder).rglob("*.py")):
+            yield path, path.read_text(encoding="utf-8")
+    for path in sorted(paths.NOTEBOOKS.glob("*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells
+        code = [
+            re.sub(r"^\s*[%!].*$", "", cell.source, flags=re.MULTILINE) for cell in cells if cell.cell_type == "code"
+        ]
+        for number, source in enumerate(code):  # a cell may use top-level await, so each is wrapped in a coroutine
+            body = "\n".join(f"    {line}" for line in source.splitlines())
+            yield path.with_suffix(f".cell{number}"), f"async def cell():\n{body}\n    pass\n"
+
+
+def test_every_import_is_declared():
+    declared = set(by_name(PROJECT["dependencies"])).union(*(by_name(lines) for lines in EXTRAS.values()))
+    own = {"gmc_core", "tests", "benchmarks", "conftest"}
+    distributions = packages_distributions()
+    undeclared: dict[str, str] = {}
+    seen: set[str] = set()
+    for path, source in sources():
+        for module in imported(source, str(path)) - sys.stdlib_module_names - own:
+            seen.add(module)
+            names = {canonicalize_name(name) for name in distributions.get(module, [module])}
+            if not names & declared:
+                undeclared[module] = path.relative_to(paths.ROOT).as_posix()
+    assert {"torch", "pytest", "papermill"} <= seen
+    assert not undeclared, f"imported but not in pyproject.toml: {undeclared}"
