@@ -7,7 +7,7 @@ until its prefill is done, then G copies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from gmc_core.rollouts.tasks import Prompt
 from gmc_core.rollouts.trajectories import Group
 
 
+@runtime_checkable
 class RolloutEngine(Protocol):
     """What the schedules need of an engine."""
 

@@ -36,7 +36,9 @@ def load_policy(path: str | Path, *, dtype: torch.dtype = torch.float32, device:
     Raises FileNotFoundError for a local path without a model, ValueError for a model without an end-of-sequence id.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # a bar per loaded model drowns a grid's own progress
     looks_local = Path(path).is_absolute() or str(path).startswith(".")
     if looks_local and not (Path(path) / "config.json").exists():
         raise FileNotFoundError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -22,6 +22,7 @@ class Prompt:
     answer: str
 
 
+@runtime_checkable
 class Task(Protocol):
     """What the loop needs of a task. `name` and the fields of the dataclass identify it in a run's config."""
 

@@ -97,11 +97,12 @@ class Batch:
             out = torch.zeros(shape, dtype=dtype, device=device)
             for p, group in enumerate(groups):
                 value = getattr(group, name)
-                out[p, : group.size] = value[:, :T] if len(shape) == 3 and value.shape[1] >= T else _pad(value, shape)
+                if len(shape) == 3:
+                    width = min(T, value.shape[1])
+                    out[p, : group.size, :width] = value[:, :width]
+                else:
+                    out[p, : group.size] = value
             return out
-
-        def _pad(value: Tensor, shape: tuple[int, ...]) -> Tensor:
-            return torch.nn.functional.pad(value, (0, shape[2] - value.shape[1])) if len(shape) == 3 else value
 
         prompt_PL = torch.zeros((P, L), dtype=torch.long, device=device)
         prompt_mask_PL = torch.zeros((P, L), dtype=torch.bool, device=device)

@@ -29,7 +29,7 @@ class WarmStart:
     """The recipe. `corruption` is the probability that the noisy teacher gets one running sum wrong."""
 
     digits: int = 6
-    clean_steps: int = 240
+    clean_steps: int = 300
     noisy_steps: int = 120
     clean_learning_rate: float = 1.5e-3
     noisy_learning_rate: float = 1e-3
@@ -43,6 +43,7 @@ def teacher_batch(task: RunningSums, tokenizer, count: int, corruption: float, g
     """Token ids of `count` prompts with their worked responses and end of sequence, (count, 4 * digits + 2)."""
     digits = torch.randint(0, 10, (count, task.digits), generator=generator)
     wrong = torch.rand((count, task.digits), generator=generator) < corruption
+    wrong[:, 0] = False  # the first running sum copies a digit; there is nothing to add up wrongly
     shift = torch.randint(1, 10, (count, task.digits), generator=generator) * wrong
     texts = [
         task.prompt(row).text + task.solution(row, errors) + tokenizer.eos_token
@@ -93,6 +94,9 @@ def save_policy(policy: Policy, folder: Path, recipe: WarmStart, measured: dict[
     """Model, tokenizer and the recipe beside them, in the formats that `from_pretrained` reads."""
     import json
 
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
@@ -106,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--digits", type=int, default=6)
     parser.add_argument("--corruption", type=float, default=0.33)
-    parser.add_argument("--clean-steps", type=int, default=240)
+    parser.add_argument("--clean-steps", type=int, default=300)
     parser.add_argument("--noisy-steps", type=int, default=120)
     arguments = vars(parser.parse_args(argv))
     output = arguments.pop("output")

@@ -1,0 +1,126 @@
+"""One frozen, validated dataclass says everything about a run; its hash names the run's record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from gmc_core.estimators import make_estimator
+from gmc_core.rollouts.tasks import make_task
+
+OPTIMIZERS = ("sgd", "adamw")
+ADVANTAGES = ("center", "leave_one_out", "std", "length_corrected")
+NORMALIZERS = ("sequence_mean_token_sum", "sequence_mean_token_mean", "token_mean")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A training run. Construction raises ValueError or TypeError for anything that cannot be run.
+
+    Staleness: `delay` is the age, in updates, of the policy that sampled each batch (0 is on-policy).
+    Step: `prompts_per_update` x `group_size` rollouts, `learning_rate`, `gradient_clip` (largest gradient norm, None
+    for no clipping). `divide_by_max_length` divides the loss of `sequence_mean_token_sum` by the constant `max_new_tokens`
+    (Dr. GRPO); the other normalisers have a length of their own.
+    `micro_batch_tokens`: tokens (prompt and response) of one forward pass; a step that fits is a single pass.
+    The defaults are the reference setting of the staleness runs; it was found by search (see the run's protocol).
+    """
+
+    estimator: str = "gmc"
+    estimator_options: Mapping[str, Any] = field(default_factory=dict)
+    delay: int = 0
+    seed: int = 0
+    updates: int = 100
+    learning_rate: float = 0.2
+    optimizer: str = "sgd"
+    gradient_clip: float | None = 0.3
+    prompts_per_update: int = 8
+    group_size: int = 16
+    advantage: str = "std"
+    normalizer: str = "sequence_mean_token_sum"
+    divide_by_max_length: bool = True
+    mask_truncated: bool = False
+    temperature: float = 1.0
+    max_new_tokens: int | None = None
+    micro_batch_tokens: int = 8192
+    task: str = "running_sums"
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+    model: str = "data/tiny_qwen3"
+    dtype: str = "float32"
+    device: str = "cpu"
+    evaluation_every: int = 10
+    evaluation_prompts: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "prompts_per_update", "group_size", "micro_batch_tokens"):
+            self._integer(name, 1)
+        for name in ("evaluation_every", "evaluation_prompts"):
+            self._integer(name, 1)
+        for name in ("delay", "seed"):
+            self._integer(name, 0)
+        for name in ("learning_rate", "temperature"):
+            self._positive(name)
+        if self.gradient_clip is not None:
+            self._positive("gradient_clip")
+        if self.max_new_tokens is not None:
+            self._integer("max_new_tokens", 1)
+        for name, known in (("optimizer", OPTIMIZERS), ("advantage", ADVANTAGES), ("normalizer", NORMALIZERS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"RunConfig.{name} is {getattr(self, name)!r}; choose one of {', '.join(known)}")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"RunConfig.dtype is {self.dtype!r}; choose float32 or bfloat16")
+        object.__setattr__(self, "estimator_options", dict(self.estimator_options))
+        object.__setattr__(self, "task_options", dict(self.task_options))
+        make_estimator(self.estimator, **self.estimator_options)  # raises for unknown names and bad options
+        make_task(self.task, **self.task_options)
+
+    def _integer(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"RunConfig.{name} is {value!r} ({type(value).__name__}); expected an integer")
+        if value < least:
+            raise ValueError(f"RunConfig.{name} is {value}; expected at least {least}")
+
+    def _positive(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise TypeError(f"RunConfig.{name} is {value!r} ({type(value).__name__}); expected a number")
+        if not math.isfinite(value) or value <= 0:
+            raise ValueError(f"RunConfig.{name} is {value}; expected a finite number above 0")
+
+    @property
+    def response_limit(self) -> int:
+        """Longest response in tokens: `max_new_tokens`, or what the task needs."""
+        return self.max_new_tokens or make_task(self.task, **self.task_options).max_response_tokens
+
+    @property
+    def divides_by_length(self) -> bool:
+        return self.divide_by_max_length and self.normalizer == "sequence_mean_token_sum"
+
+    @property
+    def run_id(self) -> str:
+        """Readable prefix and a hash of the whole config, e.g. `gmc-delay64-seed0-1f0c9a2b`."""
+        return f"{self.estimator}-delay{self.delay}-seed{self.seed}-{self.digest}"
+
+    @property
+    def digest(self) -> str:
+        """8 hex digits of the SHA-256 of the canonical JSON."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> RunConfig:
+        """The config that `to_dict` wrote. ValueError names fields that this version does not have."""
+        unknown = sorted(set(content) - {item.name for item in fields(cls)})
+        if unknown:
+            known = ", ".join(item.name for item in fields(cls))
+            raise ValueError(f"RunConfig has no field {', '.join(map(repr, unknown))}; its fields are {known}")
+        return cls(**content)
+
+    def replace(self, **changes: Any) -> RunConfig:
+        return replace(self, **changes)
