@@ -20,7 +20,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export JUPYTER_PREFER_ENV_PATH ?= 1
 
-.PHONY: help setup figures test lint experiments bench lab readme lock clean distclean
+.PHONY: help setup figures test lint experiments bench lab outputs readme lock clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ bench: $(STAMP)  ## measure updates per second and the cost of the weights
 
 lab: $(STAMP)  ## JupyterLab on the notebooks
 	@$(PY) -m jupyterlab --notebook-dir=notebooks
+
+outputs: $(STAMP)  ## renew the committed outputs of notebooks (ONLY="01 02", default: 01 to 04)
+	@$(PY) -m gmc_core.reporting.notebook_outputs $(or $(ONLY),01 02 03 04)
 
 readme: $(STAMP)  ## write the generated tables of README.md anew
 	@$(PY) -m gmc_core.reporting.readme_tables
