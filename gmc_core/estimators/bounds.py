@@ -32,6 +32,7 @@ __all__ = [
     "worst_case_excess",
 ]
 
+Scalar = float | int
 Number = float | int | Tensor
 
 TRUNCATING = ("gmc", "water_filling", "tic_truncate")  # bias bound E(X - c)_+, X the group mass or one ratio
@@ -79,9 +80,7 @@ def excess_bound(estimator: str, chi_square: Number, group_size: Number, epsilon
     if estimator == "tic_mask":
         _check(chi_square, epsilon, positive=True)
         return (1 + epsilon) * chi_square / epsilon**2
-    raise ValueError(
-        f"no ratio-based bias bound for {estimator!r}; known: gmc, water_filling, tic_truncate, tic_mask."
-    )
+    raise ValueError(f"no ratio-based bias bound for {estimator!r}; known: gmc, water_filling, tic_truncate, tic_mask.")
 
 
 def worst_case_excess(estimator: str, chi_square: Number, epsilon: Number = 0.2) -> Number:
@@ -104,7 +103,9 @@ def worst_case_excess(estimator: str, chi_square: Number, epsilon: Number = 0.2)
     return (1 + epsilon) * chi_square / (chi_square + epsilon**2)
 
 
-def bounded_ratio_excess_bound(chi_square: float, max_ratio: float, group_size: float, epsilon: float = 0.2) -> float:
+def bounded_ratio_excess_bound(
+    chi_square: Scalar, max_ratio: Scalar, group_size: Scalar, epsilon: Scalar = 0.2
+) -> float:
     """Bernstein: E(M - c)_+ <= int_eps^inf exp(-G t^2 / (2 (v + R t / 3))) dt when r <= R. Section 6.
 
     Exponential in G where Scarf's bound is only 1 / G; M <= R, so the integral is cut at t = eps + R.
@@ -115,12 +116,12 @@ def bounded_ratio_excess_bound(chi_square: float, max_ratio: float, group_size: 
     return float(torch.trapezoid(torch.exp(-group_size * t**2 / (2 * (chi_square + max_ratio * t / 3))), t))
 
 
-def gmc_mse_bound(chi_square: Number, group_size: Number, advantage: float = 1.0, score: float = 1.0) -> Number:
+def gmc_mse_bound(chi_square: Number, group_size: Number, advantage: Scalar = 1.0, score: Scalar = 1.0) -> Number:
     """E ||g_GMC - grad J||^2 <= 2 A^2 S^2 (1 + 2 v) / G for a fixed baseline. Section 2, variance form."""
     return 2 * (advantage * score) ** 2 * (1 + 2 * chi_square) / group_size
 
 
-def drift_chi_square_bound(distance: Number, score: float) -> Number:
+def drift_chi_square_bound(distance: Number, score: Scalar) -> Number:
     """chi^2 <= (exp(S ||delta||) - 1)^2 when log pi is S-Lipschitz on the segment. Section 4, A7."""
     grown = torch.as_tensor(score * distance, dtype=torch.float64).expm1() ** 2
     return grown if isinstance(distance, Tensor) else float(grown)
@@ -131,14 +132,14 @@ def product_chi_square(token_chi_square: Number, length: Number) -> Number:
     return (1 + token_chi_square) ** length - 1
 
 
-def group_size_for_excess(chi_square: Number, tolerance: float, epsilon: float = 0.2) -> Number:
+def group_size_for_excess(chi_square: Number, tolerance: Scalar, epsilon: Scalar = 0.2) -> Number:
     """The G at which Scarf's bound reaches `tolerance`: v / (4 tol (tol + eps)). Sufficient, rarely necessary."""
     _check(chi_square, epsilon)
     _require(tolerance > 0, f"tolerance must be > 0, got {tolerance}.")
     return chi_square / (4 * tolerance * (tolerance + epsilon))
 
 
-def group_size_heuristic(kl: Number, quantile: float = 1.28) -> Number:
+def group_size_heuristic(kl: Number, quantile: Scalar = 1.28) -> Number:
     """exp(KL + z sqrt(2 KL)): group size needed for lognormal ratios, a heuristic without a constant. Section 6.
 
     log r has mean KL and variance 2 KL under pi; the group must reach the z-quantile of what pi visits.
@@ -178,24 +179,24 @@ class DelaySetting:
     overlap_radius: rho_0, where that holds (inf: everywhere); delay: tau, updates.
     """
 
-    delay: float
-    gap: float = 0.5
-    smoothness: float = 1.0
-    advantage: float = 1.0
-    score: float = 1.0
-    overlap: float = 1.0
-    overlap_radius: float = math.inf
+    delay: Scalar
+    gap: Scalar = 0.5
+    smoothness: Scalar = 1.0
+    advantage: Scalar = 1.0
+    score: Scalar = 1.0
+    overlap: Scalar = 1.0
+    overlap_radius: Scalar = math.inf
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not value > 0:
                 raise ValueError(f"DelaySetting.{name} must be > 0, got {value}.")
 
-    def gradient_bound(self, epsilon: float = 0.2) -> float:
+    def gradient_bound(self, epsilon: Scalar = 0.2) -> float:
         """B = (1 + eps) A S, the almost sure bound on ||g|| in the class W. Section 3."""
         return (1 + epsilon) * self.advantage * self.score
 
-    def bias_coefficient(self, estimator: str, group_size: float, epsilon: float = 0.2) -> tuple[float, int]:
+    def bias_coefficient(self, estimator: str, group_size: Scalar, epsilon: Scalar = 0.2) -> tuple[float, int]:
         """(C, p) with ||bias||^2 <= C eta^p while tau eta B <= rho_0. Sections 4 and 5.
 
         With v <= kappa B^2 tau^2 eta^2: gmc A^2 S^2 v^2 / (16 G^2 eps^2), tic_truncate the same at G = 1,
@@ -211,15 +212,13 @@ class DelaySetting:
         if estimator in TRUNCATING:
             group = 1.0 if estimator == "tic_truncate" else float(group_size)
             return quartic / (16 * group**2 * epsilon**2), 4
-        raise ValueError(
-            f"no delay bound for {estimator!r}; known: {', '.join(TRUNCATING)}, tic_mask, uncorrected."
-        )
+        raise ValueError(f"no delay bound for {estimator!r}; known: {', '.join(TRUNCATING)}, tic_mask, uncorrected.")
 
     def tuned_bound(
         self,
-        steps: float,
-        group_size: float,
-        epsilon: float = 0.2,
+        steps: Scalar,
+        group_size: Scalar,
+        epsilon: Scalar = 0.2,
         *,
         estimator: str = "gmc",
         noise: bool = True,
@@ -245,7 +244,7 @@ class DelaySetting:
         return TunedBound(value=sgd + bias, step_size=step, sgd=sgd, delay_bias=bias)
 
     def closed_form_bound(
-        self, steps: float, group_size: float, epsilon: float = 0.2, *, estimator: str = "gmc"
+        self, steps: Scalar, group_size: Scalar, epsilon: Scalar = 0.2, *, estimator: str = "gmc"
     ) -> tuple[float, float]:
         """(eta, bound) with eta = min(eta_1, eta_2, rho_0 / (tau B)), written out in section 5:
 
@@ -258,7 +257,7 @@ class DelaySetting:
         bound = 2 * (start * self.smoothness * B**2) ** 0.5 + 2 * start ** (p / (p + 1)) * C ** (1 / (p + 1))
         return step, bound + start / radius_step
 
-    def window(self, group_size: float, epsilon: float = 0.2) -> tuple[float, float]:
+    def window(self, group_size: Scalar, epsilon: Scalar = 0.2) -> tuple[float, float]:
         """(T_lo, T*): the numbers of steps between which GMC's G^(-2/5) term leads; empty if T_lo >= T*. Section 5.
 
         T* = 2 Delta C^(2/3) (L B^2)^(-5/3), beyond it T^(-1/2) leads; T_lo = 2 Delta (tau B / rho_0)^5 / C, below it
@@ -269,7 +268,7 @@ class DelaySetting:
         latest = 2 * self.gap * C ** (2 / 3) / (self.smoothness * B**2) ** (5 / 3)
         return 2 * self.gap * (self.delay * B / self.overlap_radius) ** 5 / C, latest
 
-    def largest_visible_group(self, epsilon: float = 0.2) -> float:
+    def largest_visible_group(self, epsilon: Scalar = 0.2) -> float:
         """The G at which the window closes: G^2 = A^2 S^2 kappa^2 tau rho_0^3 / (16 eps^2 L B). Section 5."""
         constants = (self.advantage * self.score * self.overlap) ** 2 * self.delay * self.overlap_radius**3
         return (constants / (16 * epsilon**2 * self.smoothness * self.gradient_bound(epsilon))) ** 0.5

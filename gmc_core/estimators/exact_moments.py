@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gmc_core.estimators.advantages import group_advantages
 from gmc_core.estimators.enumerable import EnumerablePolicy
 from gmc_core.typing import Float
 
@@ -94,7 +95,7 @@ class ExactMoments:
         """Cosine of the angle between E g and grad J: what a change of scale cannot touch."""
         return float((self.mean * self.target).sum() / (self.mean.norm() * self.target.norm()))
 
-    def mse(self, prompts: float = 1) -> float:
+    def mse(self, prompts: float | int = 1) -> float:
         """Mean squared error of the average of `prompts` independent groups: bias^2 + variance / prompts."""
         return self.bias**2 + self.variance / prompts
 
@@ -185,9 +186,8 @@ def exact_moments(
 def _advantage(reward_NG: Tensor, advantage: str | float | int, lengths_NG: Tensor) -> Tensor:
     if not isinstance(advantage, str):
         return reward_NG - float(advantage)
-    from gmc_core.estimators.advantages import group_advantages
-
-    return group_advantages(reward_NG, normalization=advantage, lengths=lengths_NG).double()
+    lengths = lengths_NG if advantage == "length_corrected" else None
+    return group_advantages(reward_NG, normalization=advantage, lengths=lengths).double()
 
 
 def _surrogate_gradient_rows(policy: EnumerablePolicy, index_NG: Tensor, coefficient_NGT: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class ScalarMoments:
     variance: float
     excess: float
 
-    def mse(self, prompts: float = 1) -> float:
+    def mse(self, prompts: float | int = 1) -> float:
         """Mean squared error of the average over `prompts` independent groups."""
         return self.bias**2 + self.variance / prompts
 
@@ -63,7 +63,7 @@ class TwoOutcomes:
     def gradient(self) -> float:
         return self.current * (1 - self.current)
 
-    def moments(self, estimator: str, group_size: int, epsilon: float = 0.2) -> ScalarMoments:
+    def moments(self, estimator: str, group_size: int, epsilon: float | int = 0.2) -> ScalarMoments:
         """Exact moments of g = (1/G) sum w_i A_i s_i, summing over the number K ~ Bin(G, q) of successes."""
         if estimator not in CLOSED_FORMS:
             raise ValueError(f"no two-outcome closed form for {estimator!r}; known: {', '.join(CLOSED_FORMS)}.")
@@ -85,7 +85,7 @@ class TwoOutcomes:
             excess=float(prob @ (mass - cap).clamp(min=0)),
         )
 
-    def fixed_bias(self, estimator: str, epsilon: float = 0.2) -> float:
+    def fixed_bias(self, estimator: str, epsilon: float | int = 0.2) -> float:
         """Bias of the estimators that look at one rollout: -(p - c q)(1 - beta)(1 - p) for tic_truncate and
         -p (1 - beta)(1 - p) for tic_mask when r_1 > c (0 otherwise), whatever G is."""
         lost = {"tic_truncate": self.current - (1 + epsilon) * self.behavior, "tic_mask": self.current}
@@ -94,7 +94,7 @@ class TwoOutcomes:
         changed = self.ratios[0] > 1 + epsilon
         return -lost[estimator] * (1 - self.baseline) * (1 - self.current) if changed else 0.0
 
-    def decay_rate(self, epsilon: float = 0.2) -> float:
+    def decay_rate(self, epsilon: float | int = 0.2) -> float:
         """kl(q* || q), q* = (c - r_0) / (r_1 - r_0): GMC's bias decays like exp(-G kl(q* || q))."""
         r1, r0 = self.ratios
         q, reached = self.behavior, (1 + epsilon - r0) / (r1 - r0)

@@ -8,8 +8,8 @@ Monte Carlo, which stays accurate where plain sampling would see no exceedance a
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from scipy.stats import norm
@@ -27,48 +27,50 @@ __all__ = [
 _CHUNK = 4_000_000  # ratios drawn at once
 
 
-class RatioLaw(Protocol):
-    """A continuous law on r >= 0 with E r = 1."""
+class RatioLaw(ABC):
+    """A continuous law on r >= 0 with E r = 1 under b."""
 
     @property
-    def chi_square(self) -> float: ...
+    @abstractmethod
+    def chi_square(self) -> float:
+        """v = Var r, possibly infinite."""
 
-    def survival(self, level: np.ndarray) -> np.ndarray:
-        """P(r > level)."""
+    @abstractmethod
+    def survival(self, level):
+        """P(r > level); level a number or an array."""
 
-    def tail_mean(self, level: np.ndarray) -> np.ndarray:
-        """E[r 1{r > level}]: the excess of mask at c = level."""
+    @abstractmethod
+    def tail_mean(self, level):
+        """E[r 1{r > level}]; level a number or an array."""
 
-    def sample(self, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray: ...
+    @abstractmethod
+    def sample(self, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+        """Independent ratios."""
 
-
-class _OneRatio:
-    """Excesses of a single ratio: what truncation and masking lose, whatever the group size."""
-
-    def truncate_excess(self: RatioLaw, epsilon: float = 0.2) -> float:
-        """E(r - c)_+, exact."""
+    def truncate_excess(self, epsilon: float | int = 0.2) -> float:
+        """E(r - c)_+, exact: what truncating one rollout loses, whatever the group size."""
         return float(self.tail_mean(1 + epsilon) - (1 + epsilon) * self.survival(1 + epsilon))
 
-    def mask_excess(self: RatioLaw, epsilon: float = 0.2) -> float:
-        """E[r 1{r > c}], exact."""
+    def mask_excess(self, epsilon: float | int = 0.2) -> float:
+        """E[r 1{r > c}], exact: what masking one rollout loses, whatever the group size."""
         return float(self.tail_mean(1 + epsilon))
 
 
 @dataclass(frozen=True)
-class LognormalRatio(_OneRatio):
+class LognormalRatio(RatioLaw):
     """log r ~ N(-s2/2, s2) under b, with s2 = `log_variance`; under pi it is N(+s2/2, s2).
 
     Two unit Gaussians at distance D give s2 = D^2.
     """
 
-    log_variance: float
+    log_variance: float | int
 
     def __post_init__(self) -> None:
         if not self.log_variance > 0:
             raise ValueError(f"log_variance must be > 0, got {self.log_variance}.")
 
     @classmethod
-    def from_kl(cls, kl: float) -> LognormalRatio:
+    def from_kl(cls, kl: float | int) -> LognormalRatio:
         """The law with KL(pi || b) = `kl` nats."""
         return cls(2 * kl)
 
@@ -80,10 +82,10 @@ class LognormalRatio(_OneRatio):
     def chi_square(self) -> float:
         return math.expm1(self.log_variance)
 
-    def survival(self, level: np.ndarray) -> np.ndarray:
+    def survival(self, level):
         return norm.sf((np.log(level) + self.log_variance / 2) / self.log_variance**0.5)
 
-    def tail_mean(self, level: np.ndarray) -> np.ndarray:
+    def tail_mean(self, level):
         return norm.sf((np.log(level) - self.log_variance / 2) / self.log_variance**0.5)
 
     def sample(self, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
@@ -91,14 +93,14 @@ class LognormalRatio(_OneRatio):
 
 
 @dataclass(frozen=True)
-class LomaxRatio(_OneRatio):
+class LomaxRatio(RatioLaw):
     """r = 1 + D (X - 1) with X Lomax of mean 1: P(X > x) = (1 + x / (alpha - 1))^-alpha.
 
     `tail_index` alpha > 1 (infinite chi-square for alpha <= 2); `drift` D in (0, 1] grows linearly in the parameters.
     """
 
-    tail_index: float
-    drift: float = 1.0
+    tail_index: float | int
+    drift: float | int = 1.0
 
     def __post_init__(self) -> None:
         if not self.tail_index > 1:
@@ -111,13 +113,13 @@ class LomaxRatio(_OneRatio):
         alpha = self.tail_index
         return self.drift**2 * alpha / (alpha - 2) if alpha > 2 else math.inf
 
-    def _x(self, level: np.ndarray) -> np.ndarray:
+    def _x(self, level):
         return np.maximum(1 + (np.asarray(level, dtype=float) - 1) / self.drift, 0.0)
 
-    def survival(self, level: np.ndarray) -> np.ndarray:
+    def survival(self, level):
         return (1 + self._x(level) / (self.tail_index - 1)) ** -self.tail_index
 
-    def tail_mean(self, level: np.ndarray) -> np.ndarray:
+    def tail_mean(self, level):
         x, scale = self._x(level), self.tail_index - 1
         beyond = (1 + x / scale) ** -self.tail_index
         excess = (1 + x / scale) ** -scale  # E(X - x)_+
@@ -128,7 +130,7 @@ class LomaxRatio(_OneRatio):
         x = (self.tail_index - 1) * (uniform ** (-1 / self.tail_index) - 1)
         return 1 + self.drift * (x - 1)
 
-    def one_big_jump(self, group_size: float, epsilon: float = 0.2) -> float:
+    def one_big_jump(self, group_size: float | int, epsilon: float | int = 0.2) -> float:
         """E(r - 1 - G eps)_+: what E(M - c)_+ tends to for G >> 1/eps^2, slope 1 - alpha in G. Section 6."""
         level = 1 + group_size * epsilon
         return float(self.tail_mean(level) - level * self.survival(level))
@@ -140,7 +142,7 @@ class Estimate:
 
     value: float
     standard_error: float
-    samples: float
+    samples: float | int
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -150,7 +152,7 @@ class Estimate:
 
 
 def mass_excess(
-    law: RatioLaw, group_size: int, epsilon: float = 0.2, *, samples: int = 20_000, generator: np.random.Generator
+    law: RatioLaw, group_size: int, epsilon: float | int = 0.2, *, samples: int = 20_000, generator: np.random.Generator
 ) -> Estimate:
     """E(M - c)_+ for a group of G i.i.d. ratios, by the conditional estimator of Asmussen and Kroese (2006).
 
@@ -180,7 +182,7 @@ def mass_excess(
 class GroupSizeNeeded:
     """Interpolated `group_size` at which E(M - c)_+ = tolerance, and the 95 % interval left by the sampling error."""
 
-    group_size: float
+    group_size: float | int
     low: float
     high: float
     samples: int
@@ -188,11 +190,11 @@ class GroupSizeNeeded:
 
 def group_size_needed(
     law: RatioLaw,
-    tolerance: float = 0.1,
-    epsilon: float = 0.2,
+    tolerance: float | int = 0.1,
+    epsilon: float | int = 0.2,
     *,
     samples: int = 6000,
-    growth: float = 1.4,
+    growth: float | int = 1.4,
     largest: int = 20_000,
     generator: np.random.Generator,
 ) -> GroupSizeNeeded:

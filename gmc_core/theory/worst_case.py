@@ -27,7 +27,7 @@ class WorstCase:
     probability: np.ndarray
 
 
-def worst_case_excess_lp(estimator: str, chi_square: float, epsilon: float = 0.2) -> WorstCase:
+def worst_case_excess_lp(estimator: str, chi_square: float | int, epsilon: float | int = 0.2) -> WorstCase:
     """sup of E(r - c)_+ ("tic_truncate") or E[r 1{r >= c}] ("tic_mask") over laws with r >= 0, E r = 1, Var r = v.
 
     A linear program over the probabilities of a grid of ratios: dense near 1 and near c, reaching far into the tail.
@@ -62,7 +62,7 @@ class ClassOptimum:
     weight: np.ndarray
 
 
-def class_optimum_lp(ratio: np.ndarray, epsilon: float = 0.2) -> ClassOptimum:
+def class_optimum_lp(ratio: np.ndarray, epsilon: float | int = 0.2) -> ClassOptimum:
     """min of mean|r - w| over W = {w >= 0, mean w <= c} for one group, shape (G,), as a linear program. Section 3.
 
     Proposition 2 says the value is (M - c)_+; the minimiser is not unique once M > c.
@@ -87,7 +87,7 @@ def class_optimum_lp(ratio: np.ndarray, epsilon: float = 0.2) -> ClassOptimum:
     return ClassOptimum(float(solution.fun), solution.x[:G])
 
 
-def group_mass_adversary(group_size: int, chi_square: float, epsilon: float = 0.2) -> float:
+def group_mass_adversary(group_size: int, chi_square: float | int, epsilon: float | int = 0.2) -> float:
     """E(M - c)_+ under a law chosen for this G: a rare jump of 2 G eps, compensated in the mean, Var r = v.
 
     About v / (4 G eps): the 1/G of Lemma 3 cannot be improved without fixing the law first. Section 4.
