@@ -1,0 +1,92 @@
+"""The generated tables of README.md: `python -m gmc_core.reporting.readme_tables` writes them, `--check` compares.
+
+A table stands between `<!-- name:start -->` and `<!-- name:end -->` and comes from the code it describes: notebooks
+from their first cells, metrics from `METRICS`, estimators from `ESTIMATORS` and the docstrings of their functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+import gmc_core.estimators.weights as rules
+from gmc_core import ESTIMATORS, METRICS, paths
+from gmc_core.reporting.notebook_files import header, numbered_notebooks, read_notebook
+
+README = paths.ROOT / "README.md"
+_TABLE = re.compile(r"(<!-- (?P<name>\w+):start -->\n).*?(<!-- (?P=name):end -->)", flags=re.DOTALL)
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A GitHub table; `|` inside a cell is escaped."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def notebooks_table() -> str:
+    """Notebook (linked), the question it answers, time and hardware, from the first cell of each."""
+    rows = []
+    for path in numbered_notebooks():
+        read = header(read_notebook(path), path.name)
+        rows.append((f"[{path.stem}](notebooks/{path.name})", read.question, read.time, read.hardware))
+    return markdown_table(("notebook", "question", "time", "hardware"), rows)
+
+
+def metrics_table() -> str:
+    """Every logged metric with unit, meaning and what a bad value looks like."""
+    rows = ((f"`{name}`", metric.unit, metric.meaning, metric.bad) for name, metric in METRICS.items())
+    return markdown_table(("metric", "unit", "meaning", "a bad value"), rows)
+
+
+def estimators_table() -> str:
+    """Every estimator with its function, the first line of that function's docstring, and its defaults."""
+    rows = []
+    for name, estimator in ESTIMATORS.items():
+        function = re.match(r"`(\w+)`(.*)", " ".join(estimator.__doc__.split()))
+        rule = getattr(rules, function[1]).__doc__.splitlines()[0].rstrip(".")
+        note = function[2].strip(" .:,")
+        options = ", ".join(f"{field.name}={field.default:g}" for field in dataclasses.fields(estimator))
+        rows.append((f"`{name}`", estimator.level, f"{rule}; {note}" if note else rule, options or "-"))
+    return markdown_table(("name", "level", "rule for the detached weight", "defaults"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "notebooks": notebooks_table,
+    "estimators": estimators_table,
+    "metrics": metrics_table,
+}
+
+
+def render(text: str) -> str:
+    """`text` with every generated table anew. ValueError if a table has no place in it, or a place has no table."""
+    places = [match["name"] for match in _TABLE.finditer(text)]
+    if sorted(places) != sorted(TABLES):
+        raise ValueError(f"README has places for the tables {sorted(places)}; the generated ones are {sorted(TABLES)}")
+    return _TABLE.sub(lambda match: f"{match[1]}{TABLES[match['name']]()}{match[3]}", text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m gmc_core.reporting.readme_tables", description=__doc__.split("\n\n")[0]
+    )
+    parser.add_argument("--check", action="store_true", help="exit with 1 if README.md is behind, write nothing")
+    options = parser.parse_args(arguments)
+    text = README.read_text(encoding="utf-8")
+    try:
+        renewed = render(text)
+    except ValueError as error:
+        print(f"readme_tables: {error}", file=sys.stderr)
+        return 2
+    if options.check:
+        if renewed != text:
+            print("README.md is behind its sources: run `make readme`", file=sys.stderr)
+        return int(renewed != text)
+    README.write_text(renewed, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
