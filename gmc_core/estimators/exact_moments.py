@@ -22,7 +22,7 @@ from gmc_core.estimators.advantages import group_advantages
 from gmc_core.estimators.enumerable import EnumerablePolicy
 from gmc_core.typing import Float
 
-__all__ = ["ExactMoments", "enumerate_groups", "exact_moments"]
+__all__ = ["ExactMoments", "enumerate_groups", "exact_moments", "mse_crossover"]
 
 MAX_GROUPS = 3_000_000  # more groups than this are refused: they would take minutes and gigabytes
 ACROSS_GROUPS = frozenset({"m2po"})  # rules that look at all tokens of a step and at their order, not at one group
@@ -98,6 +98,18 @@ class ExactMoments:
     def mse(self, prompts: float | int = 1) -> float:
         """Mean squared error of the average of `prompts` independent groups: bias^2 + variance / prompts."""
         return self.bias**2 + self.variance / prompts
+
+
+def mse_crossover(squared_bias: tuple[float, float], variance: tuple[float, float]) -> float:
+    """Number of prompts per batch above which the first estimator has the smaller mean squared error.
+
+    bias_1^2 + var_1 / n < bias_2^2 + var_2 / n for n > (var_1 - var_2) / (bias_2^2 - bias_1^2). 0 if the first is
+    better at any n; inf if its bias is the larger one, so that it does not win by averaging more prompts.
+    """
+    more_variance, less_bias = variance[0] - variance[1], squared_bias[1] - squared_bias[0]
+    if less_bias <= 0:
+        return math.inf
+    return max(more_variance / less_bias, 0.0)
 
 
 def exact_moments(
