@@ -111,4 +111,4 @@ def _mean(values: Tensor) -> Tensor:
 
 
 def _max(values: Tensor) -> Tensor:
-    return values.double().amax() if values.numel() else torch.tensor(torch.nan, dtype=torch.float64)
+    return values.double().amax() if values.numel() else _mean(values)

@@ -31,6 +31,7 @@ def loss_normalizer(
     valid: Shaped[Tensor, "..."] | None = None,
     group_index: Int[Tensor, "..."] | None = None,
     max_length: Number | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "..."]:
     """scale_i of every rollout of an optimiser step; P prompts have a valid rollout, G_p of them in prompt p.
 
@@ -43,7 +44,7 @@ def loss_normalizer(
         valid: rollouts that take part, (..., G) or (N,). Invalid rollouts and rollouts without response tokens get 0.
         max_length: the constant maximal response length in tokens, for sequence_mean_token_sum only.
     Returns:
-        float32 (..., G) or (N,). Slice it with the rows of a micro-batch.
+        (..., G) or (N,) in `dtype`. Slice it with the rows of a micro-batch.
     """
     check_choice("normalizer", kind, NORMALIZERS)
     check_tensor("mask", mask)
@@ -60,12 +61,12 @@ def loss_normalizer(
         check_number("max_length", max_length, strictly_above=0)
     layout = GroupLayout(length.shape, group_index, what="the rows of mask")
     if kind == "token_mean":
-        tokens = torch.where(counted, length, 0).sum()
-        return torch.where(counted, 1.0 / tokens.clamp_min(1), 0.0)
+        tokens = torch.where(counted, length, 0).sum().clamp_min(1)
+        return torch.where(counted, 1.0 / tokens.to(dtype), 0.0)
     packed = layout.pack(counted, False)
     group_count = packed.sum(-1, keepdim=True)
     prompts = (group_count > 0).sum()
-    scale = 1.0 / (prompts * group_count).clamp_min(1).float()
+    scale = 1.0 / (prompts * group_count).clamp_min(1).to(dtype)
     scale = torch.where(counted, layout.unpack(scale.expand_as(packed)), 0.0)
     if kind == "sequence_mean_token_mean":
         return scale / length.clamp_min(1)
@@ -107,7 +108,7 @@ def policy_gradient_loss(
     else:
         check_shape("weight", weight, logp.shape, "one weight per token (or one per rollout, the shape without T)")
     if isinstance(normalizer, str):
-        normalizer = loss_normalizer(normalizer, mask)
+        normalizer = loss_normalizer(normalizer, mask, dtype=computing_dtype(logp))
     check_shape("normalizer", normalizer, rollouts, "one scale per rollout, sliced with the rows of logp")
 
     dtype = computing_dtype(logp)

@@ -137,13 +137,13 @@ def mixture_weights(
     check_epsilon(epsilon)
     groups = RatioGroups(log_ratio, group_index, valid)
     if alpha > 0:
-        small = groups.log_ratio.clamp_max(1.0)
-        log_denominator = torch.where(
+        small, large = groups.log_ratio.clamp_max(1.0), groups.log_ratio.clamp_min(1.0)
+        log_q = torch.where(
             groups.log_ratio <= 1.0,
-            torch.log1p(alpha * torch.expm1(small)),  # exactly 0 at r = 1
-            torch.logaddexp(math.log(alpha) + groups.log_ratio, small.new_tensor(math.log1p(-alpha))),
+            small - torch.log1p(alpha * torch.expm1(small)),  # exactly 0 at r = 1
+            -torch.log(alpha + (1.0 - alpha) * torch.exp(-large)),  # tends to 1/alpha without overflow
         )
-        tempered = torch.where(groups.counted, groups.log_ratio - log_denominator, torch.nan)
+        tempered = torch.where(groups.counted, log_q, torch.nan)
         capped = gmc_weights(tempered, epsilon)
     else:
         capped = _cap_mass(groups, 1.0 + epsilon)
