@@ -167,3 +167,13 @@ def test_every_import_is_declared():
                 undeclared[module] = path.relative_to(paths.ROOT).as_posix()
     assert {"torch", "pytest", "papermill"} <= seen
     assert not undeclared, f"imported but not in pyproject.toml: {undeclared}"
+
+
+def test_xdist_never_splits_a_notebook_or_a_file_and_nbval_keeps_committed_figures():
+    lines = (paths.ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    runs = [line for line in lines if "-m pytest" in line]
+    assert len(runs) == 2
+    assert all("--dist loadfile" in line for line in runs)
+    (nbval,) = [line for line in runs if "--nbval-lax" in line]
+    assert "GMC_FIGURES=build/" in nbval
+    assert runs[-1] is nbval, "the last stage is pytest, so that its summary is the closing line"
