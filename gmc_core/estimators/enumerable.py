@@ -19,6 +19,7 @@ Our reconstruction, docs/theory.md sections 1, 3 and 7.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -121,7 +122,7 @@ class EnumerablePolicy:
 
     def token_log_probs(self, index: Int[Tensor, "... G"] | None = None) -> Float[Tensor, "... G T"]:
         """log pi of every token, 0 where the mask is False; shape (..., K, T), or (..., G, T) for `index`."""
-        flat_logp = torch.log_softmax(self.logits, -1).flatten(-2)
+        flat_logp = _over_tokens(torch.log_softmax, self.logits).flatten(-2)
         cell = self._cells(index)
         logp = flat_logp.gather(-1, cell.flatten(-2)).unflatten(-1, cell.shape[-2:])
         return logp.masked_fill(~self._mask(index), 0.0)
@@ -163,7 +164,7 @@ class EnumerablePolicy:
         mass = self.logits.new_zeros(*coefficient.shape[:-2], self.space.contexts * self.space.vocabulary)
         mass = mass.scatter_add(-1, cell.flatten(-2), coefficient.flatten(-2))
         mass = mass.unflatten(-1, (self.space.contexts, self.space.vocabulary))
-        return mass - mass.sum(-1, keepdim=True) * torch.softmax(self.logits, -1)
+        return mass - mass.sum(-1, keepdim=True) * _over_tokens(torch.softmax, self.logits)
 
     def token_scores(self) -> Float[Tensor, "... K T C V"]:
         """grad log pi(y_t | y_<t) of every token of every response, 0 where masked; shape (..., K, T, C, V)."""
@@ -183,6 +184,13 @@ class EnumerablePolicy:
 
     def _mask(self, index: Tensor | None) -> Tensor:
         return self.space.mask if index is None else self.space.mask[index]
+
+
+def _over_tokens(function: Callable[[Tensor, int], Tensor], logits: Tensor) -> Tensor:
+    """softmax or log_softmax over the last dimension; with few tokens and many rows it is faster along strides."""
+    if logits.shape[-1] > 8:
+        return function(logits, -1)
+    return function(logits.transpose(-1, -2).contiguous(), -2).transpose(-1, -2)
 
 
 def bandit_policy(probabilities: Float[Tensor, "... K"]) -> EnumerablePolicy:
