@@ -21,11 +21,15 @@ from gmc_core.estimators.enumerable import (
 from gmc_core.estimators.exact_moments import ExactMoments, exact_moments
 from gmc_core.estimators.weights import make_estimator
 
-__all__ = ["GROUP_RULES", "PolicyPair", "bias_by_group_size", "stale_pair"]
+__all__ = ["GROUP_RULES", "OutOfReach", "PolicyPair", "bias_by_group_size", "stale_pair", "stale_pairs"]
 
 GROUP_RULES = ("gmc", "snis", "water_filling", "mixture", "gepo")  # one rollout's weight depends on its group
 _FARTHEST = 1e4  # parameter distance beyond which the wanted divergence is taken to be out of reach
 _BISECTIONS = 80
+
+
+class OutOfReach(RuntimeError):
+    """The wanted divergence does not occur along the direction."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def stale_pair(
     Behaviour logits are standard normal; each response is correct (reward 1, else 0) with probability `correct`, drawn
     again until some responses are correct and some are not. `direction` is "gradient" (of the expected reward at b) or
     "random" (Gaussian). The same generator state gives the same behaviour policy, rewards and direction for every `kl`.
-    RuntimeError if the divergence cannot be reached in that direction.
+    OutOfReach if the divergence cannot be reached in that direction.
     """
     if direction not in ("gradient", "random"):
         raise ValueError(f"direction must be 'gradient' or 'random', got {direction!r}.")
@@ -95,11 +99,28 @@ def stale_pair(
     while kl_divergence(moved(high), behavior).item() < kl:
         low, high = high, 2 * high
         if high > _FARTHEST:
-            raise RuntimeError(f"KL = {kl} nats is out of reach in this direction; ask for less.")
+            raise OutOfReach(f"KL = {kl} nats is out of reach in this direction; ask for less.")
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if kl_divergence(moved(middle), behavior).item() < kl else (low, middle)
     return PolicyPair(moved((low + high) / 2), behavior, reward)
+
+
+def stale_pairs(
+    count: int, kl: float, generator: torch.Generator, *, direction: str = "gradient", correct: float = 0.4
+) -> list[PolicyPair]:
+    """`count` independent pairs of `stale_pair`; a policy from which `kl` is out of reach is drawn again."""
+    pairs: list[PolicyPair] = []
+    attempts = 0
+    while len(pairs) < count:
+        attempts += 1
+        if attempts > 20 * count:
+            raise RuntimeError(f"only {len(pairs)} of {count} pairs reach KL = {kl} nats; ask for less.")
+        try:
+            pairs.append(stale_pair(kl, generator, direction=direction, correct=correct))
+        except OutOfReach:
+            continue
+    return pairs
 
 
 def bias_by_group_size(
