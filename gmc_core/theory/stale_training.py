@@ -44,26 +44,31 @@ def random_environments(
     count: int,
     generator: torch.Generator,
     *,
+    reward: str = "verifier",
     vocabulary: int = 3,
     max_length: int = 5,
     correct: float = 0.1,
 ) -> Environments:
-    """Tasks with a verifier: every response is correct (reward 1) with probability `correct`, else 0.
+    """Tasks with random rewards, drawn independently for every response and task, and a policy uniform over tokens.
 
-    Drawn independently for every response and task, again if no response of a task is correct. The initial policy is
-    uniform over tokens. The last token of the vocabulary ends a response; the defaults give K = 63 responses of one
-    to five tokens.
+    reward="verifier": 1 with probability `correct`, else 0 (drawn again if no response of a task is correct): many
+    responses are as good as the best. reward="graded": uniform on (0, 1), then divided by the task's largest: one
+    response is best, and settling early on another costs return. The best return is 1 in both.
+    The last token of the vocabulary ends a response; the defaults give K = 63 responses of one to five tokens.
     """
     if count < 1 or not 0 < correct < 1:
         raise ValueError(f"random_environments needs count >= 1 and 0 < correct < 1, got {count} and {correct}")
     space = response_space(vocabulary, max_length)
-    reward = torch.zeros(count, space.responses, dtype=torch.float64)
-    empty = torch.ones(count, dtype=torch.bool)
-    while empty.any():
-        drawn = torch.rand(count, space.responses, generator=generator, dtype=torch.float64) < correct
-        reward = torch.where(empty.unsqueeze(-1), drawn.double(), reward)
-        empty = reward.sum(-1) == 0
-    return Environments(space, reward, torch.zeros(count, space.contexts, space.vocabulary, dtype=torch.float64))
+    logits = torch.zeros(count, space.contexts, space.vocabulary, dtype=torch.float64)
+    values = torch.rand(count, space.responses, generator=generator, dtype=torch.float64)
+    if reward == "graded":
+        return Environments(space, values / values.amax(-1, keepdim=True), logits)
+    if reward != "verifier":
+        raise ValueError(f"unknown reward {reward!r}; known: verifier, graded")
+    while (values.amin(-1) >= correct).any():
+        again = torch.rand(count, space.responses, generator=generator, dtype=torch.float64)
+        values = torch.where((values.amin(-1) >= correct).unsqueeze(-1), again, values)
+    return Environments(space, (values < correct).double(), logits)
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,8 @@ class StaleRun:
 
     updates: (R,) numbers of updates done when recorded (0 first, the last one included); returns: (..., E, R) exact J;
     divergence: (..., E, R) exact KL(current || behaviour) in nats; skipped: (..., E) updates left out because the
-    gradient was not finite; logits: (..., E, C, V) the final policies.
+    step was too large for fp64; logits: (..., E, C, V) the final policies; path: (..., E, R, C, V) the recorded
+    policies, if they were asked for.
     """
 
     updates: Tensor
@@ -80,6 +86,7 @@ class StaleRun:
     divergence: Float[Tensor, "... E R"]
     skipped: Tensor
     logits: Float[Tensor, "... E C V"]
+    path: Float[Tensor, "... E R C V"] | None = None
 
     @property
     def final_return(self) -> Float[Tensor, "... E"]:
@@ -102,6 +109,7 @@ def train_with_delay(
     updates: int = 400,
     advantage: str = "center",
     record_every: int = 10,
+    keep_path: bool = False,
 ) -> StaleRun:
     """Train every environment under every delay and learning rate at once; returns exact returns along the way.
 
@@ -134,7 +142,7 @@ def train_with_delay(
     slots = int(delay.max()) + 1
     ring = logits.new_zeros(slots, *logits.shape)  # the last `slots` policies; slot = update modulo slots
     skipped = torch.zeros(runs, tasks, dtype=torch.long)
-    recorded, returns, divergence = [], [], []
+    recorded, returns, divergence, path = [], [], [], []
 
     for update in range(updates + 1):
         ring[update % slots] = logits
@@ -145,11 +153,13 @@ def train_with_delay(
             recorded.append(update)
             returns.append(current.expected_reward(reward))
             divergence.append(kl_divergence(current, behavior))
+            path += [logits] if keep_path else []
         if update == updates:
             break
         index = behavior.sample(group_size, generator)  # (runs, tasks, G)
+        lengths = space.lengths[index] if advantage == "length_corrected" else None
         adv = group_advantages(
-            reward.expand(runs, *reward.shape).gather(-1, index), normalization=advantage, lengths=space.lengths[index]
+            reward.expand(runs, *reward.shape).gather(-1, index), normalization=advantage, lengths=lengths
         )
         weight = _weights(
             estimator, current.token_log_probs(index), behavior.token_log_probs(index), space.mask[index], adv
@@ -169,6 +179,7 @@ def train_with_delay(
         divergence=torch.stack(divergence, -1).reshape(*shape, tasks, -1),
         skipped=skipped.reshape(*shape, tasks),
         logits=logits.reshape(*shape, *environments.logits.shape),
+        path=torch.stack(path, 2).reshape(*shape, tasks, len(recorded), *logits.shape[-2:]) if keep_path else None,
     )
 
 

@@ -22,6 +22,11 @@ from gmc_core.reporting.profiles import Profile, get_profile
 
 MODULES: dict[str, str] = {  # figure name -> module of this package
     "fig2_geometry": "geometry",
+    "fig3_bias": "bias",
+    "fig4_delay": "delay",
+    "error_budget": "error_budget",
+    "delayed_gradient": "delayed_gradient",
+    "stale_training": "stale_training",
 }
 
 
