@@ -21,7 +21,15 @@ from gmc_core.estimators.enumerable import (
 from gmc_core.estimators.exact_moments import ExactMoments, exact_moments
 from gmc_core.estimators.weights import make_estimator
 
-__all__ = ["GROUP_RULES", "OutOfReach", "PolicyPair", "bias_by_group_size", "stale_pair", "stale_pairs"]
+__all__ = [
+    "GROUP_RULES",
+    "OutOfReach",
+    "PolicyPair",
+    "bias_by_group_size",
+    "count_larger_bias",
+    "stale_pair",
+    "stale_pairs",
+]
 
 GROUP_RULES = ("gmc", "snis", "water_filling", "mixture", "gepo")  # one rollout's weight depends on its group
 _FARTHEST = 1e4  # parameter distance beyond which the wanted divergence is taken to be out of reach
@@ -138,3 +146,11 @@ def bias_by_group_size(
         else:
             bias[name] = [pair.moments(name, 1, baseline=baseline).bias] * len(sizes)
     return bias
+
+
+def count_larger_bias(
+    pairs: Iterable[PolicyPair], first: str, second: str, group_size: int, *, baseline: float = 0.5
+) -> int:
+    """In how many pairs the exact bias of `first` exceeds that of `second`, by more than rounding (1e-9)."""
+    bias = [[pair.moments(name, group_size, baseline=baseline).bias for name in (first, second)] for pair in pairs]
+    return sum(one > other + 1e-9 for one, other in bias)
