@@ -58,4 +58,9 @@ def machine() -> dict[str, str | int | None]:
             model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
     except OSError:
         pass
-    return {"system": platform.system(), "architecture": platform.machine(), "processor": model, "cores": os.cpu_count()}
+    return {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "processor": model,
+        "cores": os.cpu_count(),
+    }

@@ -1,11 +1,11 @@
 """Compact tables of an experiment: written once from its run folders, committed, and all that figures and claims read.
 
-    data/runs/<experiment>/
-        protocol.md           question, choices, definitions (written before the runs)
-        runs.csv              one row per run: config, summary, seconds
-        metrics.parquet       one row per update: run_id and the metrics of METRICS
-        evaluations.parquet   one row per evaluation
-        provenance.json       commit, lock, versions, machine; hash of the tables
+data/runs/<experiment>/
+    protocol.md           question, choices, definitions (written before the runs)
+    runs.csv              one row per run: config, summary, seconds
+    metrics.parquet       one row per update: run_id and the metrics of METRICS
+    evaluations.parquet   one row per evaluation
+    provenance.json       commit, lock, versions, machine; hash of the tables
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def tables_hash(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def write_tables(experiment: str, version: int, protocol: str, records: Sequence[RunRecord], *, root: Path | None = None) -> Path:
+def write_tables(
+    experiment: str, version: int, protocol: str, records: Sequence[RunRecord], *, root: Path | None = None
+) -> Path:
     """Compact finished records into the tables of `experiment`; returns their folder.
 
     Metrics are stored in single precision: the records are exact, the tables are what is plotted.

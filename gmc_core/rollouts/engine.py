@@ -55,7 +55,9 @@ class TransformersEngine:
         encoded = self.policy.tokenizer([prompt.text for prompt in prompts], add_special_tokens=False)["input_ids"]
         for prompt, ids in zip(prompts, encoded, strict=True):
             if not ids:
-                raise ValueError(f"prompt {prompt.text!r} has no tokens under this model's tokenizer; give it some text")
+                raise ValueError(
+                    f"prompt {prompt.text!r} has no tokens under this model's tokenizer; give it some text"
+                )
         return [torch.tensor(ids, device=self.policy.device) for ids in encoded]
 
     @torch.no_grad()

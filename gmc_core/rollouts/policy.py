@@ -50,7 +50,9 @@ def load_policy(path: str | Path, *, dtype: torch.dtype = torch.float32, device:
     eos = model.generation_config.eos_token_id
     eos = tokenizer.eos_token_id if eos is None else eos
     if eos is None:
-        raise ValueError(f"model {path} names no end-of-sequence id in its generation config or tokenizer; set one there")
+        raise ValueError(
+            f"model {path} names no end-of-sequence id in its generation config or tokenizer; set one there"
+        )
     eos_ids = tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
     return Policy(model=model, tokenizer=tokenizer, eos_ids=eos_ids, fingerprint=weights_fingerprint(model))
 

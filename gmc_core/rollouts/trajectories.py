@@ -71,7 +71,9 @@ class Batch:
     valid_PG: Tensor
 
     @classmethod
-    def from_groups(cls, groups: Sequence[Group], *, group_size: int | None = None, mask_truncated: bool = False) -> Batch:
+    def from_groups(
+        cls, groups: Sequence[Group], *, group_size: int | None = None, mask_truncated: bool = False
+    ) -> Batch:
         """Pad whole groups to one rectangle, trimmed to the longest response.
 
         `group_size`: the number of rollouts that every group was asked for. A group with fewer or more is torn, and
@@ -87,7 +89,9 @@ class Batch:
                     "Give the learner whole groups, or pass group_size=None if unequal groups are meant"
                 )
             if group.reward_G is None:
-                raise ValueError(f"group {index} (prompt {group.prompt.text!r}) has no rewards; verify it before batching")
+                raise ValueError(
+                    f"group {index} (prompt {group.prompt.text!r}) has no rewards; verify it before batching"
+                )
         P, G = len(groups), max(group.size for group in groups)
         T = max(1, max(int(group.mask_GT.sum(-1).max()) for group in groups))
         L = max(group.prompt_tokens_L.numel() for group in groups)

@@ -29,17 +29,19 @@ class WarmStart:
     """The recipe. `corruption` is the probability that the noisy teacher gets one running sum wrong."""
 
     digits: int = 6
-    clean_steps: int = 300
+    clean_steps: int = 240
     noisy_steps: int = 120
     clean_learning_rate: float = 1.5e-3
     noisy_learning_rate: float = 1e-3
     batch_size: int = 128
     corruption: float = 0.33
     seed: int = 0
-    evaluation_prompts: int = 1024
+    evaluation_prompts: int = 4096
 
 
-def teacher_batch(task: RunningSums, tokenizer, count: int, corruption: float, generator: torch.Generator) -> torch.Tensor:
+def teacher_batch(
+    task: RunningSums, tokenizer, count: int, corruption: float, generator: torch.Generator
+) -> torch.Tensor:
     """Token ids of `count` prompts with their worked responses and end of sequence, (count, 4 * digits + 2)."""
     digits = torch.randint(0, 10, (count, task.digits), generator=generator)
     wrong = torch.rand((count, task.digits), generator=generator) < corruption
@@ -75,7 +77,9 @@ def train_warm_start(recipe: WarmStart, *, progress=print) -> tuple[Policy, dict
             loss.backward()
             optimizer.step()
             if (step + 1) % 60 == 0:
-                progress(f"{phase} step {step + 1}/{steps}: loss {loss.item():.3f} ({time.perf_counter() - started:.0f} s)")
+                progress(
+                    f"{phase} step {step + 1}/{steps}: loss {loss.item():.3f} ({time.perf_counter() - started:.0f} s)"
+                )
         policy = Policy(model, tokenizer, (tokenizer.eos_token_id,), weights_fingerprint(model))
         measured[f"accuracy_after_{phase}"] = warm_start_accuracy(policy, recipe)
         progress(f"{phase} phase done: sampled accuracy {measured[f'accuracy_after_{phase}']:.3f}")
@@ -110,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--digits", type=int, default=6)
     parser.add_argument("--corruption", type=float, default=0.33)
-    parser.add_argument("--clean-steps", type=int, default=300)
+    parser.add_argument("--clean-steps", type=int, default=240)
     parser.add_argument("--noisy-steps", type=int, default=120)
     arguments = vars(parser.parse_args(argv))
     output = arguments.pop("output")

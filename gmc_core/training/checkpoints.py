@@ -36,10 +36,14 @@ def save_checkpoint(path: Path, learner: Learner, schedule: FixedDelay, state: d
         for name, tensor in snapshot.weights.items():
             tensors[f"snapshot/{snapshot.version}/{name}"] = tensor
     header = {"state": json.dumps({**state, "versions": versions})}
-    write_atomically(path, save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, metadata=header))
+    write_atomically(
+        path, save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, metadata=header)
+    )
 
 
-def load_checkpoint(path: Path, learner: Learner, schedule: FixedDelay, *, fingerprint: str, digest: str) -> dict[str, Any]:
+def load_checkpoint(
+    path: Path, learner: Learner, schedule: FixedDelay, *, fingerprint: str, digest: str
+) -> dict[str, Any]:
     """Restore learner and schedule in place; returns the saved plain data.
 
     Raises ValueError when the file is unreadable, or was written by another model or another config.
@@ -74,7 +78,9 @@ def load_checkpoint(path: Path, learner: Learner, schedule: FixedDelay, *, finge
     for version in state["versions"]:
         prefix = f"{version}/"
         weights = {
-            name.removeprefix(prefix): tensor for name, tensor in sections["snapshot"].items() if name.startswith(prefix)
+            name.removeprefix(prefix): tensor
+            for name, tensor in sections["snapshot"].items()
+            if name.startswith(prefix)
         }
         schedule.push(version, weights)
     return state

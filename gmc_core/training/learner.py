@@ -92,7 +92,12 @@ class Learner:
         metrics = self._step()
         log_ratio_PG = trajectory_log_ratio(logp_PGT, batch.behavior_logp_PGT, batch.mask_PGT)
         diagnostics = group_diagnostics(
-            log_ratio_PG, weight_PGT, epsilon=self.epsilon, valid=batch.valid_PG, mask=batch.mask_PGT, advantage=advantage_PG
+            log_ratio_PG,
+            weight_PGT,
+            epsilon=self.epsilon,
+            valid=batch.valid_PG,
+            mask=batch.mask_PGT,
+            advantage=advantage_PG,
         )
         return {"loss": loss} | metrics | {name: value.item() for name, value in diagnostics.items()}
 

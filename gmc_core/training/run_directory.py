@@ -141,7 +141,9 @@ class RunDirectory:
         self._check_identity()
         metrics, evaluations = self.rows("metrics.jsonl"), self.rows("evaluations.jsonl")
         if [row["update"] for row in metrics] != list(range(1, self.config.updates + 1)):
-            raise DamagedRecordError(f"{self.path / 'metrics.jsonl'} does not hold {self.config.updates} updates in order")
+            raise DamagedRecordError(
+                f"{self.path / 'metrics.jsonl'} does not hold {self.config.updates} updates in order"
+            )
         if not evaluations:
             raise DamagedRecordError(f"{self.path / 'evaluations.jsonl'} holds no evaluation")
         return RunRecord(

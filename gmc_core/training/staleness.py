@@ -41,7 +41,9 @@ class FixedDelay:
     def behavior(self) -> Snapshot:
         """The policy that samples the next batch: `delay` versions old, or the first one during start-up."""
         if not self._ring:
-            raise RuntimeError("FixedDelay holds no policy yet; push the initial one before asking for the behaviour policy")
+            raise RuntimeError(
+                "FixedDelay holds no policy yet; push the initial one before asking for the behaviour policy"
+            )
         return self._ring[0]
 
     @property

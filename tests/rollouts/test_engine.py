@@ -59,7 +59,9 @@ def test_padding_of_other_prompts_does_not_matter():
     logp = response_log_probs(
         policy.model, alone.prompt_PL, alone.prompt_mask_PL, alone.response_PGT[0], torch.zeros(1, dtype=torch.long)
     )
-    torch.testing.assert_close(logp[alone.mask_PGT[0]], alone.behavior_logp_PGT[0][alone.mask_PGT[0]], atol=2e-5, rtol=0)
+    torch.testing.assert_close(
+        logp[alone.mask_PGT[0]], alone.behavior_logp_PGT[0][alone.mask_PGT[0]], atol=2e-5, rtol=0
+    )
 
 
 def test_end_of_sequence_ends_a_rollout_and_is_part_of_it():
@@ -108,7 +110,9 @@ def test_scoring_reads_text_without_special_tokens():
     for group in score_groups(groups, task, engine.policy.tokenizer):
         texts = response_texts(engine.policy.tokenizer, group)
         assert not any("<" in text for text in texts)
-        expected = [task.reward(group.prompt, text, bool(end)) for text, end in zip(texts, group.finished_G, strict=True)]
+        expected = [
+            task.reward(group.prompt, text, bool(end)) for text, end in zip(texts, group.finished_G, strict=True)
+        ]
         assert group.reward_G.tolist() == expected
 
 

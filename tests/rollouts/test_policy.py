@@ -33,7 +33,11 @@ def test_sharing_the_prefix_changes_neither_log_probs_nor_gradients(padded, leng
 def test_log_probs_are_fp32_for_a_bf16_model():
     model = random_policy().model.to(torch.bfloat16)
     logp = response_log_probs(
-        model, torch.full((1, 3), 4), torch.ones(1, 3, dtype=torch.bool), torch.full((2, 2), 5), torch.zeros(2, dtype=torch.long)
+        model,
+        torch.full((1, 3), 4),
+        torch.ones(1, 3, dtype=torch.bool),
+        torch.full((2, 2), 5),
+        torch.zeros(2, dtype=torch.long),
     )
     assert logp.dtype == torch.float32
 
