@@ -177,3 +177,13 @@ def test_xdist_never_splits_a_notebook_or_a_file_and_nbval_keeps_committed_figur
     (nbval,) = [line for line in runs if "--nbval-lax" in line]
     assert "GMC_FIGURES=build/" in nbval
     assert runs[-1] is nbval, "the last stage is pytest, so that its summary is the closing line"
+
+
+def test_citation_names_the_paper_and_this_companion():
+    citation = yaml.safe_load((paths.ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+    (paper,) = citation["references"]
+    assert paper["title"] == "Asynchronous LLM Post-Training: Group-Mass Capping and Convergence Analysis"
+    assert paper["identifiers"] == [{"type": "other", "value": "arXiv:2610.01896"}]
+    assert "Apache License" in (paths.ROOT / "LICENSE").read_text(encoding="utf-8")
