@@ -134,20 +134,17 @@ def mixture_weights(
     Raises: ValueError unless 0 <= alpha < 1 and epsilon >= 0.
     """
     alpha = check_alpha(alpha)
-    check_epsilon(epsilon)
+    if alpha == 0.0:
+        return gmc_weights(log_ratio, epsilon, group_index=group_index, valid=valid)
     groups = RatioGroups(log_ratio, group_index, valid)
-    if alpha > 0:
-        small, large = groups.log_ratio.clamp_max(1.0), groups.log_ratio.clamp_min(1.0)
-        log_q = torch.where(
-            groups.log_ratio <= 1.0,
-            small - torch.log1p(alpha * torch.expm1(small)),  # exactly 0 at r = 1
-            -torch.log(alpha + (1.0 - alpha) * torch.exp(-large)),  # tends to 1/alpha without overflow
-        )
-        tempered = torch.where(groups.counted, log_q, torch.nan)
-        capped = gmc_weights(tempered, epsilon)
-    else:
-        capped = _cap_mass(groups, 1.0 + epsilon)
-    return groups.layout.unpack(capped)
+    small, large = groups.log_ratio.clamp_max(1.0), groups.log_ratio.clamp_min(1.0)
+    log_q = torch.where(
+        groups.log_ratio <= 1.0,
+        small - torch.log1p(alpha * torch.expm1(small)),  # exactly 0 at r = 1
+        -torch.log(alpha + (1.0 - alpha) * torch.exp(-large)),  # tends to log(1/alpha) without overflow
+    )
+    tempered = torch.where(groups.counted, log_q, torch.nan)
+    return groups.layout.unpack(gmc_weights(tempered, epsilon))
 
 
 def effective_sample_size(

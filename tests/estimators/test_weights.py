@@ -29,6 +29,7 @@ from gmc_core.estimators import (
     seq_mis_weights,
     token_tis_weights,
     topr_weights,
+    uncorrected_weights,
     vespo_weights,
 )
 
@@ -337,6 +338,23 @@ def test_gepo_takes_geometric_means_over_tokens():
     torch.testing.assert_close(weight, torch.where(mask, expected.unsqueeze(-1), 0.0))
 
 
+@pytest.mark.parametrize("fault", [math.nan, math.inf])
+def test_trajectory_functions_give_a_rollout_without_ratio_weight_zero(fault):
+    log_ratio, advantage = torch.tensor([0.1, fault, 0.1]), torch.ones(3)
+    for weight in (
+        uncorrected_weights(log_ratio),
+        is_weights(log_ratio),
+        tic_weights(log_ratio),
+        tic_weights(log_ratio, variant="truncate"),
+        seq_mis_weights(log_ratio),
+        topr_weights(log_ratio, advantage),
+        gspo_weights(log_ratio, torch.ones(3), advantage, 1.0, 1.0),
+        gepo_weights(log_ratio, torch.zeros(3), advantage, 1.0, 1.0),
+        vespo_weights(log_ratio, advantage),
+    ):
+        assert weight[1] == 0 and weight[0] > 0 and weight[0] == weight[2]
+
+
 def test_vespo_kernel():
     ratio = torch.tensor([0.5, 0.5, 2.0, 2.0, 1.0, 1.0])
     advantage = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
@@ -393,6 +411,39 @@ def test_m2po_never_masks_inward_tokens_and_survives_infinite_ratios():
     assert m2po_weights(log_rho, torch.tensor([1.0]), mask)[0].tolist() == pytest.approx([math.exp(-2), 0.0, 0.0])
     weight = m2po_weights(log_rho[:, 1:], torch.tensor([-1.0]), mask[:, 1:], 0.1)
     assert weight[0].tolist() == pytest.approx([math.exp(0.3), 0.0])  # only the infinite one is outward
+
+
+def test_m2po_equals_masking_one_token_at_a_time():
+    generator = torch.Generator().manual_seed(5)
+    masked_some = 0
+    for _ in range(40):
+        log_rho = 0.35 * torch.randn((4, 9), generator=generator, dtype=torch.float64)
+        advantage = torch.randn(4, generator=generator, dtype=torch.float64)
+        mask = torch.rand((4, 9), generator=generator) < 0.8
+        kept = mask.clone()
+        outward = mask & (log_rho * advantage.unsqueeze(-1) > 0)
+        while kept.any() and log_rho[kept].square().mean() > 0.04 and (kept & outward).any():
+            worst = torch.where(kept & outward, log_rho.square(), -1.0).argmax()
+            kept.view(-1)[worst] = False
+            masked_some += 1
+        assert torch.equal(m2po_weights(log_rho, advantage, mask), torch.where(kept, log_rho.exp(), 0.0))
+    assert masked_some > 40
+
+
+def test_token_functions_leave_out_a_rollout_with_a_token_of_no_ratio():
+    log_rho = torch.tensor([[0.1, math.nan, 0.1], [0.1, 0.1, 0.1]])
+    mask, advantage = torch.ones(2, 3, dtype=torch.bool), torch.ones(2)
+    expected = torch.tensor([[0.0] * 3, [math.exp(0.1)] * 3])
+    for weight in (
+        ppo_clip_weights(log_rho, advantage, mask),
+        cispo_weights(log_rho, mask),
+        token_tis_weights(log_rho, mask),
+        icepop_weights(log_rho, mask),
+        m2po_weights(log_rho, advantage, mask),
+    ):
+        torch.testing.assert_close(weight, expected)
+    ignored = torch.tensor([[1, 0, 1], [1, 1, 1]])
+    torch.testing.assert_close(token_tis_weights(log_rho, ignored), expected[1:] * ignored)
 
 
 @pytest.mark.parametrize("name", sorted(TOKEN_LEVEL))
