@@ -20,6 +20,7 @@ from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec
 from papermill.exceptions import PapermillExecutionError
+from traitlets import default
 
 import gmc_core
 from gmc_core.reporting.figure_log import LOG_VARIABLE, read_log
@@ -36,7 +37,14 @@ class _EndedEarly(Exception):
 
 
 class ThisInterpreter(AsyncKernelManager):
-    """Starts `sys.executable` as the kernel: a user's own `python3` kernelspec may point to another environment."""
+    """Starts `sys.executable` as the kernel: a user's own `python3` kernelspec may point to another environment.
+
+    The connection is encrypted where the kernel can do so, which spares the reader a warning per notebook.
+    """
+
+    @default("transport_encryption")
+    def _encrypt(self) -> str:
+        return "auto"
 
     @property
     def kernel_spec(self) -> KernelSpec:

@@ -10,7 +10,15 @@ import pytest
 
 from gmc_core import paths
 from gmc_core.reporting import figure_log, run_notebooks
-from gmc_core.reporting.notebook_cache import Record, hash_files, hash_sources, notebook_parts, read_record, why_run
+from gmc_core.reporting.notebook_cache import (
+    Record,
+    hash_files,
+    hash_sources,
+    notebook_parts,
+    read_record,
+    shared_parts,
+    why_run,
+)
 from gmc_core.reporting.notebook_execution import NotebookFailed, execute
 from gmc_core.reporting.notebook_files import NotebookError, check_parameters, header, parameters, select
 from gmc_core.reporting.run_notebooks import Result, main, parse_parameters, summary_table
@@ -35,6 +43,12 @@ def run(folder: Path, **options):
     lines: list[str] = []
     results = run_notebooks.run_notebooks(folder=folder, output_dir=folder / "out", report=lines.append, **options)
     return results, lines
+
+
+@pytest.fixture(autouse=True)
+def _package_as_it_is(monkeypatch):
+    """The checkout may be edited while its tests run; what changes here is what a test changes."""
+    monkeypatch.setattr(run_notebooks.cache, "shared_parts", lambda: {"gmc_core": "1", "data": "2", "lock": "3"})
 
 
 def printed(path: Path) -> str:
@@ -204,6 +218,26 @@ def test_file_hash_sees_contents_and_names(tmp_path):
     assert hash_files([one, two], tmp_path) != before
     two.write_text("b")
     assert hash_files([one, two.rename(tmp_path / "three.py")], tmp_path) != before
+
+
+def test_package_data_and_lock_enter_the_key_but_prose_and_caches_do_not(tmp_path):
+    def write(name: str, text: str) -> dict[str, str]:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return shared_parts(tmp_path)
+
+    before = write("gmc_core/estimators/weights.py", "w = 1")
+    for name, part in [
+        ("gmc_core/estimators/weights.py", "gmc_core"),
+        ("data/runs/grid/runs.csv", "data"),
+        ("requirements-lock.txt", "lock"),
+    ]:
+        after = write(name, "changed")
+        assert {key for key in before if before[key] != after[key]} == {part}
+        before = after
+    assert write("data/README.md", "a card") == before
+    assert write("gmc_core/__pycache__/weights.pyc", "") == before
 
 
 def test_a_failure_is_named_keeps_a_copy_and_stops_nobody_else(tmp_path, capsys):
