@@ -7,6 +7,8 @@ notebook 02; (d) along a line inside the optimal set: what GMC minimises and wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -25,18 +27,18 @@ EPSILON = 0.2
 PAIR = (3.0, 0.6)  # panel (a)
 GROUP_OF_FOUR = (4.0, 1.6, 0.6, 0.2)  # panels (c), (d) and notebook 02: M = 1.6
 RANDOM_GROUP_SIZE = 8
-RULES = {
-    "gmc": lambda log_ratio: gmc_weights(log_ratio, EPSILON),
-    "water_filling": lambda log_ratio: water_filling_weights(log_ratio, EPSILON),
-    "tic_truncate": lambda log_ratio: tic_weights(log_ratio, EPSILON, variant="truncate"),
-    "tic_mask": lambda log_ratio: tic_weights(log_ratio, EPSILON, variant="mask"),
-    "snis": lambda log_ratio: self_normalized_weights(log_ratio),
+RULES: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {  # (log-ratios, epsilon) -> weights
+    "gmc": gmc_weights,
+    "water_filling": water_filling_weights,
+    "tic_truncate": partial(tic_weights, variant="truncate"),
+    "tic_mask": partial(tic_weights, variant="mask"),
+    "snis": lambda log_ratio, epsilon: self_normalized_weights(log_ratio),
 }
 
 
 def weights_of(ratio: torch.Tensor) -> dict[str, torch.Tensor]:
     """The weights of every rule in this figure, for groups in the last dimension."""
-    return {name: rule(ratio.double().log()) for name, rule in RULES.items()}
+    return {name: rule(ratio.double().log(), EPSILON) for name, rule in RULES.items()}
 
 
 def compute(profile: Profile) -> dict[str, Any]:

@@ -67,6 +67,7 @@ def _summary(runs: dict[str, Comparison], on_policy: Comparison) -> dict[str, An
         start = _interval(getattr(on_policy, which).final_return[0])
         for run in runs.values():
             rows.append(np.stack([start, *map(_interval, getattr(run, which).final_return)]))
+    reference = runs["gmc"].common.final_return
     return {
         "names": list(runs),  # the order of every first axis below
         "update": first.common.updates,
@@ -75,7 +76,12 @@ def _summary(runs: dict[str, Comparison], on_policy: Comparison) -> dict[str, An
         "on_policy_curve": _interval(on_policy.common.returns[0]),
         **{which: np.stack(rows) for which, rows in together.items()},
         "best_rate": np.array([[float(rate) for rate in run.best_rate] for run in runs.values()]),
-    }
+        # at the common step size: difference to GMC, paired by environment, and KL(current || behaviour) over training
+        "difference": np.stack([
+            np.stack([_interval(row) for row in run.common.final_return - reference]) for run in runs.values()
+        ]),
+        "kl": np.stack([run.common.divergence.mean((-1, -2)) for run in runs.values()]),
+    }  # fmt: skip
 
 
 def _menu(runs: dict[str, Comparison]) -> dict[str, Any]:
