@@ -130,7 +130,7 @@ def mixture_weights(
     """GMC on tempered ratios: q_i = r_i / (alpha r_i + 1 - alpha), then w_i = q_i min(1, c / mean q).
 
     q is the ratio to the mixture alpha pi + (1 - alpha) b, at most 1/alpha, so no rollout can own the group; the price
-    is a bias that stays as G grows. alpha = 0 is GMC. Ours, not the paper's: docs/theory.md.
+    is a bias that stays as G grows. alpha = 0 is GMC. Ours, not the paper's.
     Raises: ValueError unless 0 <= alpha < 1 and epsilon >= 0.
     """
     alpha = check_alpha(alpha)
