@@ -76,9 +76,13 @@ def _summary(runs: dict[str, Comparison], on_policy: Comparison) -> dict[str, An
         "on_policy_curve": _interval(on_policy.common.returns[0]),
         **{which: np.stack(rows) for which, rows in together.items()},
         "best_rate": np.array([[float(rate) for rate in run.best_rate] for run in runs.values()]),
-        # at the common step size: difference to GMC, paired by environment, and KL(current || behaviour) over training
+        # at the common step size: difference to GMC, paired by environment, and KL(current || behaviour) over training;
+        # at the best one: difference of the largest delay to no delay, paired as well
         "difference": np.stack([
             np.stack([_interval(row) for row in run.common.final_return - reference]) for run in runs.values()
+        ]),
+        "over_no_delay": np.stack([
+            _interval(run.best.final_return[-1] - on_policy.best.final_return[0]) for run in runs.values()
         ]),
         "kl": np.stack([run.common.divergence.mean((-1, -2)) for run in runs.values()]),
     }  # fmt: skip
@@ -111,9 +115,9 @@ def draw(data: dict[str, Any]) -> Figure:
             interval_note(n, "environments"), (0.98, 0.03), xycoords="axes fraction", ha="right", fontsize=8.5
         )
         _draw_delays(axes[row, 1], part, delay)
-        axes[row, 1].set_title(f"({'be'[row]}) Final return, step {rate:g}")
+        axes[row, 1].set_title(f"({'be'[row]}) Final return, step {rate:g}, n = {n}")
         _draw_best(axes[row, 2], part, rate)
-        axes[row, 2].set_title(f"({'cf'[row]}) Final return, delay {delay[-1]}")
+        axes[row, 2].set_title(f"({'cf'[row]}) Final return, delay {delay[-1]}, n = {n}")
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=9)
     return fig
 
