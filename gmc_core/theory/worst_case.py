@@ -14,7 +14,7 @@ from scipy.stats import binom
 
 __all__ = ["ClassOptimum", "WorstCase", "class_optimum_lp", "group_mass_adversary", "worst_case_excess_lp"]
 
-_SIDE_POINTS = 1200  # grid points on each side of 1 and of c
+_SIDE_POINTS = 600  # grid points on each side of 1 and of c
 _NEGLIGIBLE = 1e-9  # probabilities below this are solver noise
 
 

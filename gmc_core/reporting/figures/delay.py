@@ -20,6 +20,7 @@ from gmc_core.estimators.bounds import DelaySetting, group_size_for_excess, grou
 from gmc_core.reporting.figure_style import estimator_style
 from gmc_core.reporting.profiles import Profile
 from gmc_core.theory.ratio_laws import LognormalRatio, LomaxRatio, group_size_needed
+from gmc_core.theory.slopes import log_slope
 from gmc_core.theory.worst_case import worst_case_excess_lp
 
 EPSILON = 0.2
@@ -158,7 +159,7 @@ def _draw_tuned(ax: Axes, data: dict[str, Any]) -> None:
     part = data["bound_delay_part"]
     ax.plot(sizes, part, **gmc.line(label="delay part, $T = 10^4$: slope $-2/5$", markevery=2))
     for steps, total, color in zip(data["bound_steps"], data["bound_total"], _BLUES, strict=True):
-        slope = f"{np.polyfit(np.log(sizes), np.log(total), 1)[0]:.3f}".replace("-0.000", "0.000")
+        slope = f"{log_slope(sizes, total):.3f}".replace("-0.000", "0.000")
         label = f"total, $T = 10^{{{round(np.log10(steps))}}}$: slope ${slope}$"
         ax.plot(sizes, total, color=color, linewidth=1.8, label=label)
     ax.set(xscale="log", yscale="log", ylim=(3e-4, 4), xlabel="group size $G$")

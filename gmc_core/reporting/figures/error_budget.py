@@ -7,6 +7,7 @@ autoregressive pair of figure 3; (d) adds long sequences by simulation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -15,7 +16,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gmc_core.estimators import gmc_weights, tic_weights
+from gmc_core.estimators import gmc_weights, self_normalized_weights, tic_weights, water_filling_weights
 from gmc_core.estimators.exact_moments import mse_crossover
 from gmc_core.reporting.figure_style import LineStyle, band, estimator_style, interval_note
 from gmc_core.reporting.figures.bias import EPSILON, PAIR_SEED
@@ -65,12 +66,25 @@ def compute(profile: Profile) -> dict[str, Any]:
     return data
 
 
+def signal_rules() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """Weights as functions of the log-ratios of whole groups (n, G), for `signal_moments`."""
+    return {
+        "is": torch.exp,
+        "snis": self_normalized_weights,
+        "gmc": lambda log_ratio: gmc_weights(log_ratio, EPSILON),
+        "water_filling": lambda log_ratio: water_filling_weights(log_ratio, EPSILON),
+        "tic_truncate": lambda log_ratio: tic_weights(log_ratio, EPSILON, variant="truncate"),
+        "tic_mask": lambda log_ratio: tic_weights(log_ratio, EPSILON, variant="mask"),
+    }
+
+
 def signal_crossover(kl: float, samples: int, generator: np.random.Generator) -> float:
     """`mse_crossover` of GMC against truncation for lognormal ratios and an independent signal (`signal_model`)."""
     law = LognormalRatio.from_kl(kl)
+    rules = signal_rules()
     gmc, truncate = (
-        signal_moments(law, rule, GROUP_SIZE, samples=samples, generator=generator)
-        for rule in (lambda x: gmc_weights(x, EPSILON), lambda x: tic_weights(x, EPSILON, variant="truncate"))
+        signal_moments(law, rules[name], GROUP_SIZE, samples=samples, generator=generator)
+        for name in ("gmc", "tic_truncate")
     )
     return mse_crossover((gmc.squared_bias, truncate.squared_bias), (gmc.variance, truncate.variance))
 
