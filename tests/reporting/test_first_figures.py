@@ -15,7 +15,9 @@ import matplotlib.pyplot as plt
 
 from gmc_core import paths
 from gmc_core.reporting.figure_files import PNG_HASH_KEY, decode_data
+from gmc_core.reporting.figure_style import estimator_style
 from gmc_core.reporting.figures import figure_module
+from gmc_core.reporting.figures.group_weights import draw_groups, slider
 from gmc_core.reporting.profiles import get_profile
 
 MINE = ["fig2_geometry", "delayed_gradient", "stale_training"]
@@ -88,6 +90,27 @@ def test_notebook_01_says_what_its_data_say():
     finals = dict(zip(data["verifier_names"].tolist(), data["verifier_common"][:, -1, 0], strict=True))
     assert sorted(order, key=finals.get, reverse=True) == order
     assert (data["verifier_best"][:, -1, 0] > 0.995).all()
+
+
+def test_group_panels_name_every_rule_and_its_distortion():
+    fig = draw_groups([4.0])
+    (ax,) = fig.axes
+    note = ax.texts[0].get_text()
+    assert "M = 1.60, least D = 0.40" in note
+    assert all(f"D = {d}  {estimator_style(name).label}" in note for name, d in {
+        "gmc": "0.40", "water_filling": "0.40", "tic_truncate": "0.80", "tic_mask": "1.40", "snis": "0.60",
+    }.items())  # fmt: skip
+    plt.close(fig)
+
+
+def test_sliders_are_built():
+    ipywidgets = pytest.importorskip("ipywidgets")
+    made = slider()
+    assert [child.description for child in made.children if isinstance(child, ipywidgets.FloatSlider)] == [
+        "log2 r1",
+        "epsilon",
+    ]
+    plt.close("all")
 
 
 def test_notebook_02_says_what_the_figure_says():

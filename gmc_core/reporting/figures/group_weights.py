@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -31,14 +32,14 @@ def draw_groups(first: Sequence[float] = FIRST, epsilon: float = 0.2) -> Figure:
 
 def _draw_group(ax: Axes, ratio: torch.Tensor, epsilon: float) -> None:
     place = np.arange(len(ratio))
-    ax.bar(place, ratio, width=0.86, color="#DDE6EE", label="ratio $r_i$", zorder=1)
+    ax.bar(place, ratio.numpy(), width=0.86, color="#DDE6EE", label="ratio $r_i$", zorder=1)
     least = max(float(ratio.mean()) - 1 - epsilon, 0.0)
     note = [f"M = {float(ratio.mean()):.2f}, least D = {least:.2f}"]
     for name, offset in zip(RULES, np.linspace(-0.32, 0.32, len(RULES)), strict=True):
         weight = RULES[name](ratio.log(), epsilon)
         style = estimator_style(name)
-        ax.vlines(place + offset, 0, weight, color=style.color, linewidth=1.4, zorder=2)
-        ax.plot(place + offset, weight, **style.points(markersize=6.5))
+        ax.vlines(place + offset, 0, weight.numpy(), color=style.color, linewidth=1.4, zorder=2)
+        ax.plot(place + offset, weight.numpy(), **style.points(markersize=6.5))
         note.append(f"D = {float(distortion(ratio, weight)):.2f}  {style.label}")
     ax.set_xticks(place, [f"{value:g}" for value in ratio.tolist()])
     ax.set(xlabel="ratio of the rollout")
@@ -46,15 +47,15 @@ def _draw_group(ax: Axes, ratio: torch.Tensor, epsilon: float) -> None:
     ax.annotate("\n".join(note), (0.97, 0.97), xycoords="axes fraction", ha="right", va="top", fontsize=8)
 
 
-def slider() -> None:
-    """Sliders for the first ratio and epsilon (needs ipywidgets and a live kernel)."""
+def slider() -> Any:
+    """Sliders for the first ratio and epsilon (needs ipywidgets; alive in a running kernel). Returns the widget."""
     import ipywidgets
 
     def show(log2_first: float, epsilon: float) -> None:
         draw_groups([round(2**log2_first, 3)], epsilon)
         plt.show()
 
-    ipywidgets.interact(
+    return ipywidgets.interactive(
         show,
         log2_first=ipywidgets.FloatSlider(2.0, min=-2, max=6, step=0.25, description="log2 r1"),
         epsilon=ipywidgets.FloatSlider(0.2, min=0, max=2, step=0.05, description="epsilon"),

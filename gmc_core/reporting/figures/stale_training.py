@@ -178,7 +178,7 @@ def menu_table(data: dict[str, Any]) -> Any:
             "estimator": str(name),
             "common step": cell(common),
             "own best step": cell(best),
-            "difference to gmc": "" if name == "gmc" else cell(difference),
+            "difference to GMC": "" if name == "gmc" else cell(difference),
             "best step": f"{rate:g}" + (" (edge of the grid)" if edge else ""),
             "_mean": best[0],
         }
