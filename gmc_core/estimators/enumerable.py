@@ -157,7 +157,8 @@ class EnumerablePolicy:
         """sum_it coefficient_it * d log pi(y_it | y_i,<t) / d logits; shape (..., C, V).
 
         With coefficient = A_i w_it / G this is the estimator's gradient. Masked tokens contribute nothing whatever
-        their coefficient. Same value as backward through `(coefficient * token_log_probs(index)).sum()`.
+        their coefficient. Same value as backward through `(coefficient * token_log_probs(index)).sum()`. One policy
+        (logits (C, V)) may be given any number of groups, index (N, G): the result is then (N, C, V).
         """
         coefficient = coefficient.masked_fill(~self._mask(index), 0.0).to(self.logits.dtype)
         cell = self._cells(index).expand(*coefficient.shape)

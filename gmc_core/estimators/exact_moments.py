@@ -173,7 +173,7 @@ def exact_moments(
         weight = torch.where(mask, weight.double(), 0.0)
         if normalizer == "sequence_mean_token_mean":
             weight = weight / length[index].unsqueeze(-1)
-        g = _surrogate_gradient_rows(current, index, (adv / group_size).unsqueeze(-1) * weight)
+        g = current.surrogate_gradient(index, (adv / group_size).unsqueeze(-1) * weight)
         norm2 = g.square().sum((-1, -2))
         error = torch.where(mask, weight - ratio[index].unsqueeze(-1), 0.0)
         per_rollout = adv.abs() * (error.square() * token_norm2[index]).sum(-1).sqrt()
@@ -200,9 +200,3 @@ def _advantage(reward_NG: Tensor, advantage: str | float | int, lengths_NG: Tens
         return reward_NG - float(advantage)
     lengths = lengths_NG if advantage == "length_corrected" else None
     return group_advantages(reward_NG, normalization=advantage, lengths=lengths).double()
-
-
-def _surrogate_gradient_rows(policy: EnumerablePolicy, index_NG: Tensor, coefficient_NGT: Tensor) -> Tensor:
-    """`surrogate_gradient` of one policy for many groups at once; (N, C, V)."""
-    rows = EnumerablePolicy(policy.space, policy.logits.expand(index_NG.shape[0], *policy.logits.shape))
-    return rows.surrogate_gradient(index_NG, coefficient_NGT)

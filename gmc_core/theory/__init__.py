@@ -1,1 +1,4 @@
-"""Numbers that the theory needs and torch alone does not give: worst cases by linear programming, ratio laws, stale training of enumerable policies."""
+"""Numbers that the theory needs and torch alone does not give.
+
+Worst cases by linear programming, laws of the ratio, pairs of stale policies, stale training of enumerable policies.
+"""

@@ -104,7 +104,7 @@ def _draw_two_outcomes_semilog(ax: Axes, data: dict[str, Any]) -> None:
         shown = y > 1e-9
         ax.plot(sizes[shown], y[shown], **style.line(marker=None, label=None))
         if name in ("tic_mask", "tic_truncate", "snis"):
-            _end_label(ax, sizes[-1], y[-1], style.label, style.color)
+            _end_label(ax, float(sizes[-1]), y[-1], style.label, style.color)
     gmc = data["two_gmc"]
     start, late = np.searchsorted(sizes, 64), int(np.flatnonzero(gmc > 1e-9)[-1])
     ax.annotate(
@@ -144,10 +144,10 @@ def _draw_sequences(ax: Axes, data: dict[str, Any]) -> None:
         color = _KL_SHADES[k]
         ax.fill_between(sizes[drawn], interval[drawn, 0], interval[drawn, 1], color=color, alpha=0.25, linewidth=0)
         ax.plot(sizes[drawn], mean[drawn], color=color, linewidth=2, marker=marker, markersize=4)
-        _end_label(ax, sizes[drawn][-1], mean[drawn][-1], f"GMC, KL {kl:g}", color)
+        _end_label(ax, float(sizes[drawn][-1]), mean[drawn][-1], f"GMC, KL {kl:g}", color)
         flat = float(data[f"sequence_truncate_{k}"])
         ax.plot(sizes, np.full(len(sizes), flat), color=_KL_SHADES_TRUNCATE[k], linestyle=(0, (5, 2)), linewidth=1.3)
-        _end_label(ax, sizes[-1], flat, f"truncate, KL {kl:g}", _KL_SHADES_TRUNCATE[k])
+        _end_label(ax, float(sizes[-1]), flat, f"truncate, KL {kl:g}", _KL_SHADES_TRUNCATE[k])
     ax.set(xscale="log", yscale="log", ylim=(1e-4, 1.2), xlabel="group size $G$")
     ax.set_xlim(0.9, sizes[-1] * 8)
     ticks = [s for s in (1, 4, 16, 64, 256, 1024) if s <= sizes[-1]]

@@ -58,7 +58,7 @@ def compute(profile: Profile) -> dict[str, Any]:
         data[f"crossover_{G}"] = np.array(
             [mse_crossover((g.bias**2, t.bias**2), (g.variance, t.variance)) for g, t in both]
         )
-    data["signal_samples"] = samples = profile.choose(smoke=500, cpu=20_000)
+    data["signal_samples"] = samples = profile.choose(smoke=500, cpu=10_000)
     generator = np.random.default_rng(0)
     data["signal_crossover"] = np.array(  # (batches, KL): the spread of the batches gives the interval
         [[signal_crossover(float(kl), samples, generator) for kl in kls] for _ in range(SIGNAL_BATCHES)]
