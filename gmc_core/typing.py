@@ -1,6 +1,6 @@
 """Shape-annotated tensor types for the public functions.
 
-jaxtyping is optional: `gmc_core` imports with torch alone, and under pytest (where jaxtyping and beartype are installed)
+jaxtyping is optional: `gmc_core` imports with torch alone, and under pytest (where jaxtyping and beartype are there)
 the same annotations are checked at run time. Write `Float[Tensor, "P G T"]`, `Int[Tensor, "N"]`, `Bool[Tensor, "..."]`.
 """
 

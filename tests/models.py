@@ -15,8 +15,8 @@ from gmc_core.rollouts.tiny_qwen3 import character_tokenizer, tiny_qwen3
 @cache
 def _random(seed: int) -> Policy:
     model, tokenizer = tiny_qwen3(seed, hidden_size=64, layers=2, heads=2, kv_heads=1), character_tokenizer()
-    with torch.no_grad():  # logits of about one nat, so that two seeds differ as policies and ratios leave 1
-        model.get_output_embeddings().weight.mul_(8.0)
+    with torch.no_grad():  # logits of about half a nat, so that two seeds differ as policies and ratios leave 1
+        model.get_output_embeddings().weight.mul_(3.0)
     return Policy(model, tokenizer, (tokenizer.eos_token_id,), weights_fingerprint(model))
 
 

@@ -78,10 +78,11 @@ METRICS: dict[str, Metric] = {
         "learning rate x applied gradient norm for SGD, else norm of the parameter change",
         "growing along the run",
     ),
+    "skipped_update": Metric("0 or 1", "1 if the gradient was not finite and no step was taken", "1"),
     "learning_rate": Metric("1", "learning rate of the update", "not the schedule you asked for"),
     # from the loop
-    "update": Metric("updates", "index of the update, from 0", "gaps or repeats: a resume went wrong"),
-    "policy_version": Metric("updates", "version of the policy that was updated", "not equal to update"),
+    "update": Metric("updates", "number of the update, from 1", "gaps or repeats: a resume went wrong"),
+    "policy_version": Metric("updates", "version of the policy that was updated", "not update - 1"),
     "behavior_version": Metric(
         "updates", "version of the policy that sampled the rollouts", "constant: engines are not refreshed"
     ),
@@ -98,10 +99,11 @@ METRICS: dict[str, Metric] = {
     "accuracy": Metric("fraction", "share of evaluation prompts answered correctly", "below the warm start"),
     "final_accuracy": Metric("fraction", "accuracy of the last evaluation of a run", "below the warm start"),
     "area_under_curve": Metric("fraction", "mean accuracy over the evaluations of a run", "below the warm start"),
+    "initial_accuracy": Metric("fraction", "accuracy before training", "not that of the warm start"),
     "best_accuracy": Metric(
         "fraction",
         "highest accuracy of a run; optimistic, it is a maximum",
         "far above final_accuracy: the run fell back",
     ),
-    "collapsed": Metric("0 or 1", "1 if the run lost what its warm start could do, by the rule of the evaluation", "1"),
+    "collapsed": Metric("0 or 1", "1 if the final accuracy is below half of the best", "1"),
 }

@@ -1,4 +1,4 @@
-"""`python -m gmc_core.experiments [--only NAME ...]`: recompute the committed tables (what `make experiments` calls)."""
+"""`python -m gmc_core.experiments [--only NAME ...]`: recompute the committed tables (`make experiments` calls it)."""
 
 from __future__ import annotations
 

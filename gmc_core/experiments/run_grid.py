@@ -97,8 +97,8 @@ def experiment_tables(
         problems = [f"{run_id}: {error}" for run_id, error in outcome.failed.items()]
         problems += [f"{run_id}: claimed by another process" for run_id in outcome.claimed]
         raise RuntimeError(
-            f"{len(problems)} of {len(experiment.configs)} runs of {experiment.name} are not finished (finished ones are "
-            "kept; run again to go on):\n  " + "\n  ".join(problems)
+            f"{len(problems)} of {len(experiment.configs)} runs of {experiment.name} are not finished (finished ones "
+            "are kept; run again to go on):\n  " + "\n  ".join(problems)
         )
     write_tables(experiment.name, experiment.version, experiment.protocol, outcome.records, root=tables_root)
     return load_runs(experiment.name, root=tables_root)

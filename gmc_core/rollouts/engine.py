@@ -41,7 +41,7 @@ class RolloutEngine(Protocol):
 
 
 class TransformersEngine:
-    """Samples with a transformers model of its own; one prefill per prompt, then one step per token for all rollouts."""
+    """Samples with a transformers model of its own: one prefill per prompt, then a step per token for all rollouts."""
 
     def __init__(self, policy: Policy, policy_version: int = 0) -> None:
         self.policy = policy

@@ -1,7 +1,8 @@
 """The policy: a causal language model with its tokenizer, the log-probs of its responses, and snapshots of its weights.
 
 The model always runs in evaluation mode: dropout in one of the two passes of an update would look like staleness.
-Both the sampler and the learner use the log-probs of `softmax(logits / temperature)`, in fp32 whatever the model's dtype.
+Both the sampler and the learner use the log-probs of `softmax(logits / temperature)`, in fp32 whatever the model's
+dtype.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def weights_fingerprint(model: Any) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.named_parameters()):
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(bytes(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).untyped_storage()))
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:16]
 
 

@@ -52,7 +52,7 @@ class RunningSums:
 
     @property
     def max_response_tokens(self) -> int:
-        """Tokens of a well-formed response with its end of sequence: `digits` sums, `digits - 1` separators, # a eos."""
+        """Tokens of a well-formed response: `digits` sums, `digits - 1` separators, #, the answer, end of sequence."""
         return 2 * self.digits + 2
 
     def prompt(self, digits: Sequence[int]) -> Prompt:

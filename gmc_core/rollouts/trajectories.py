@@ -1,4 +1,4 @@
-"""What travels through the house: groups of rollouts with the log-probs and the version of the policy that sampled them.
+"""What travels through the house: groups of rollouts with the log-probs and the version of their sampling policy.
 
 A `Group` is every rollout of one prompt; it is never split before the weights are known, because a group weight needs
 all of it. A `Batch` is what one update learns from. Shapes: P prompts, G rollouts per prompt, T response tokens (padded
@@ -85,8 +85,8 @@ class Batch:
         for index, group in enumerate(groups):
             if group_size is not None and group.size != group_size:
                 raise ValueError(
-                    f"group {index} (prompt {group.prompt.text!r}) is torn: {group.size} rollouts, expected {group_size}. "
-                    "Give the learner whole groups, or pass group_size=None if unequal groups are meant"
+                    f"group {index} (prompt {group.prompt.text!r}) is torn: {group.size} rollouts, expected "
+                    f"{group_size}. Give the learner whole groups, or pass group_size=None if unequal groups are meant"
                 )
             if group.reward_G is None:
                 raise ValueError(

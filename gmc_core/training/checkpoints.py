@@ -16,6 +16,7 @@ from torch import Tensor
 from gmc_core.files import write_atomically
 from gmc_core.rollouts.policy import load_snapshot
 from gmc_core.training.learner import Learner
+from gmc_core.training.run_directory import DamagedRecordError
 from gmc_core.training.staleness import FixedDelay
 
 
@@ -46,7 +47,7 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Restore learner and schedule in place; returns the saved plain data.
 
-    Raises ValueError when the file is unreadable, or was written by another model or another config.
+    Raises DamagedRecordError when the file is unreadable, ValueError when it belongs to another model or config.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -55,7 +56,7 @@ def load_checkpoint(
             state = json.loads(file.metadata()["state"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"checkpoint {path} cannot be read ({error}); delete it to start the run again") from error
+        raise DamagedRecordError(f"checkpoint {path} cannot be read ({error})") from error
     for what, expected in (("fingerprint", fingerprint), ("digest", digest)):
         if state.get(what) != expected:
             meaning = {"fingerprint": "another initial model", "digest": "another config"}[what]

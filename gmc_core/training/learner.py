@@ -3,20 +3,20 @@
     current log-probs -> log-ratios -> weights with whole groups in view -> micro-batched backward -> step
 
 The weights need every rollout of a group, memory does not: when a step exceeds `micro_batch_tokens`, a first pass
-without gradient gives all log-probs, the weights follow, and a second pass runs micro-batch by micro-batch with gradient.
-A step that fits in one micro-batch needs a single pass. Groups whose advantages are all zero contribute exactly no
+without gradient gives all log-probs, the weights follow, and a second pass runs micro-batch by micro-batch with
+gradient. A step that fits in one micro-batch needs a single pass. Groups whose advantages are all zero contribute exactly no
 gradient, so they are scored without one (their ratios are still measured).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gmc_core.estimators import (
+    counted_rollouts,
     group_advantages,
     group_diagnostics,
     loss_normalizer,
@@ -48,16 +48,17 @@ class Learner:
         """
         config = self.config
         P, G, T = batch.shape
+        valid_PG = self._scored(batch)
         advantage_PG = group_advantages(
             batch.reward_PG,
             normalization=config.advantage,
             lengths=batch.mask_PGT.sum(-1) if config.advantage == "length_corrected" else None,
-            valid=batch.valid_PG,
+            valid=valid_PG,
         )
         scale_PG = loss_normalizer(
             config.normalizer,
             batch.mask_PGT,
-            valid=batch.valid_PG,
+            valid=valid_PG,
             max_length=config.response_limit if config.divides_by_length else None,
         )
         active_N = (advantage_PG != 0).any(-1, keepdim=True).expand(P, G).flatten().nonzero().squeeze(-1)
@@ -74,8 +75,13 @@ class Learner:
             for rows_N in self._micro_batches(batch, rest_N):
                 logp_NT[rows_N] = self._log_probs(batch, rows_N)
         logp_PGT = logp_NT.view(P, G, T)
+        if torch.isnan(logp_PGT[batch.mask_PGT]).any():
+            raise FloatingPointError(
+                "the trained model gives NaN log-probs: its weights are broken. Resume from the last checkpoint with a "
+                "smaller learning_rate or a gradient_clip"
+            )
 
-        weight_PGT = self.estimator(logp_PGT, batch.behavior_logp_PGT, batch.mask_PGT, advantage_PG, batch.valid_PG)
+        weight_PGT = self.estimator(logp_PGT, batch.behavior_logp_PGT, batch.mask_PGT, advantage_PG, valid_PG)
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for rows_N in passes:
@@ -100,6 +106,12 @@ class Learner:
             advantage=advantage_PG,
         )
         return {"loss": loss} | metrics | {name: value.item() for name, value in diagnostics.items()}
+
+    @staticmethod
+    def _scored(batch: Batch) -> Tensor:
+        """Rollouts with a usable behaviour log-prob on every token: others must not sway a group's mean or count."""
+        self_ratio_PG = trajectory_log_ratio(batch.behavior_logp_PGT, batch.behavior_logp_PGT, batch.mask_PGT)
+        return counted_rollouts(self_ratio_PG, batch.valid_PG)
 
     def _step(self) -> dict[str, float]:
         config = self.config
@@ -134,7 +146,7 @@ class Learner:
         return torch.nn.utils.get_total_norm(change).item()
 
     def _log_probs(self, batch: Batch, rows_N: Tensor) -> Tensor:
-        P, G, T = batch.shape
+        _, G, _ = batch.shape
         prompt_N = torch.div(rows_N, G, rounding_mode="floor")
         used, index_N = torch.unique(prompt_N, return_inverse=True)
         return response_log_probs(
@@ -157,6 +169,3 @@ class Learner:
         keep = torch.ones(total, dtype=torch.bool, device=rows_N.device)
         keep[rows_N] = False
         return keep.nonzero().squeeze(-1)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"model": dict(self.policy.model.named_parameters()), "optimizer": self.optimizer.state_dict()}

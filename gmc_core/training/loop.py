@@ -44,16 +44,22 @@ def train(
 
     Raises RunClaimedError if another process is on this run, FileNotFoundError if the model is missing.
     """
-    policy = load_policy(_model_path(config.model), dtype=getattr(torch, config.dtype), device=config.device)
+
+    def load() -> Policy:
+        return load_policy(_model_path(config.model), dtype=getattr(torch, config.dtype), device=config.device)
+
+    policy = load()
     directory = RunDirectory(root or paths.BUILD_RUNS / "adhoc", config, policy.fingerprint)
     with directory.claim():
-        if directory.finished:
-            try:
+        try:
+            if directory.finished:
                 return directory.read()
-            except DamagedRecordError as error:
-                directory.set_aside(str(error))
-        directory.open()
-        return _Run(config, policy, directory, checkpoint_seconds, on_update or (lambda row: None)).finish()
+            directory.open()
+            return _Run(config, policy, directory, checkpoint_seconds, on_update).finish()
+        except DamagedRecordError as error:
+            directory.set_aside(str(error))
+            directory.open()
+            return _Run(config, load(), directory, checkpoint_seconds, on_update).finish()
 
 
 def _model_path(model: str) -> str | Path:
@@ -71,10 +77,10 @@ class _Run:
         policy: Policy,
         directory: RunDirectory,
         checkpoint_seconds: float,
-        on_update: Callable[[dict[str, float]], None],
+        on_update: Callable[[dict[str, float]], None] | None,
     ) -> None:
         self.config, self.policy, self.directory = config, policy, directory
-        self.checkpoint_seconds, self.on_update = checkpoint_seconds, on_update
+        self.checkpoint_seconds, self.on_update = checkpoint_seconds, on_update or (lambda row: None)
         self.task = make_task(config.task, **config.task_options)
         self.learner = Learner(policy, config)
         self.schedule = FixedDelay(config.delay)
@@ -119,7 +125,7 @@ class _Run:
             self.directory.rewind(self.done)
             return
         self.schedule.push(0, snapshot(self.policy.model))
-        self.directory.rewind(0)
+        self.directory.rewind(-1)
         self._evaluate()
 
     def _update(self) -> dict[str, float]:

@@ -23,8 +23,8 @@ class RunConfig:
 
     Staleness: `delay` is the age, in updates, of the policy that sampled each batch (0 is on-policy).
     Step: `prompts_per_update` x `group_size` rollouts, `learning_rate`, `gradient_clip` (largest gradient norm, None
-    for no clipping). `divide_by_max_length` divides the loss of `sequence_mean_token_sum` by the constant `max_new_tokens`
-    (Dr. GRPO); the other normalisers have a length of their own.
+    for no clipping). `divide_by_max_length` divides the loss of `sequence_mean_token_sum` by the constant
+    `max_new_tokens` (Dr. GRPO); the other normalisers have a length of their own.
     `micro_batch_tokens`: tokens (prompt and response) of one forward pass; a step that fits is a single pass.
     The defaults are the reference setting of the staleness runs; it was found by search (see the run's protocol).
     """

@@ -77,13 +77,10 @@ class RunDirectory:
         return (self.path / "summary.json").exists()
 
     def open(self) -> None:
-        """Make the folder ready to write: new, or as an interrupted run left it. A damaged one is set aside."""
+        """Make the folder ready to write: new, or as an interrupted run left it. Raises DamagedRecordError."""
         if self.path.exists():
-            try:
-                self._check_identity()
-                return
-            except DamagedRecordError as error:
-                self.set_aside(str(error))
+            self._check_identity()
+            return
         self.path.mkdir(parents=True)
         self._write_json("config.json", {"config": self.config.to_dict(), "fingerprint": self.fingerprint})
 
@@ -122,7 +119,7 @@ class RunDirectory:
             raise DamagedRecordError(f"{path} has a line that is no JSON ({error})") from error
 
     def rewind(self, update: int) -> None:
-        """Keep what lies at or before `update`: the lines that a checkpoint of that update had seen."""
+        """Keep what lies at or before `update`: the lines that a checkpoint of that update had seen (-1: none)."""
         for name, expected in (("metrics.jsonl", update), ("evaluations.jsonl", None)):
             kept = [row for row in self.rows(name) if row["update"] <= update]
             if expected is not None and [row["update"] for row in kept] != list(range(1, expected + 1)):

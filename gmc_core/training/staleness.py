@@ -1,8 +1,8 @@
 """Staleness schedules: which policy samples the batch that the learner is about to use.
 
 `FixedDelay(delay)` is exact and reproducible: update t learns from rollouts of the policy as it was `delay` updates ago
-(the initial policy while t < delay). It keeps a ring of `delay + 1` snapshots, so a delayed run differs from an on-policy
-one in nothing but the age of the sampler.
+(the initial policy while t < delay). It keeps a ring of `delay + 1` snapshots, so a delayed run differs from an
+on-policy one in nothing but the age of the sampler.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.models import random_policy
 
 from gmc_core.rollouts.engine import TransformersEngine, sample_tokens
 from gmc_core.rollouts.policy import response_log_probs, snapshot
 from gmc_core.rollouts.scoring import evaluate, response_texts, score_groups
 from gmc_core.rollouts.tasks import Prompt, RunningSums
 from gmc_core.rollouts.trajectories import Batch
+from tests.models import random_policy
 
 EQUAL = [Prompt("1+2=", "3"), Prompt("4+5=", "9"), Prompt("7+7=", "4")]
 RAGGED = [Prompt("1+2=", "3"), Prompt("4+5+6+7=", "2"), Prompt("7+7+1=", "5")]

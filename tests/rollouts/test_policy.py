@@ -1,10 +1,10 @@
 import pytest
 import torch
-from tests.models import random_policy
 
 from gmc_core.rollouts.policy import load_policy, load_snapshot, response_log_probs, snapshot, weights_fingerprint
 from gmc_core.rollouts.random_streams import stream_generator
 from gmc_core.rollouts.tiny_qwen3 import tiny_qwen3
+from tests.models import random_policy
 
 
 @pytest.mark.parametrize("padded", [False, True])

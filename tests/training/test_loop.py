@@ -83,7 +83,8 @@ def test_a_killed_process_resumes_to_the_same_bytes(whole, tmp_path):
         "config = RunConfig.from_dict(__import__('json').loads(sys.argv[1]))\n"
         "train(config, root=Path(sys.argv[2]), checkpoint_seconds=0)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, json.dumps(CONFIG.to_dict()), str(tmp_path)], cwd=paths.ROOT)
+    command = [sys.executable, "-c", script, json.dumps(CONFIG.to_dict()), str(tmp_path)]
+    process = subprocess.Popen(command, cwd=paths.ROOT)
     lines = tmp_path / CONFIG.run_id / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (lines.exists() and lines.read_bytes().count(b"\n") >= 3):
