@@ -1,8 +1,8 @@
 """The one file that knows where things live.
 
-Everything is relative to the checkout (the folder that holds `gmc_core`, `notebooks`, `data` and `figures`), so papermill,
-nbval, a Jupyter kernel and the shell agree whatever their working directory is. A `gmc_core` installed without its
-checkout falls back to the working directory.
+Everything is relative to the checkout (the folder that holds `gmc_core`, `notebooks`, `data` and `figures`), so
+papermill, nbval, a Jupyter kernel and the shell agree whatever their working directory is. A `gmc_core` installed
+without its checkout falls back to the working directory.
 """
 
 from __future__ import annotations

@@ -51,10 +51,10 @@ Question: what does the age of the rollouts do to GRPO on a small Qwen3, and whi
   not tuned per method: one common step size for all. A weight's mean acts like a step size, so a difference between
   methods here is not yet a verdict; the tuned comparison is a separate experiment.
 - Measured: accuracy of one sampled response (temperature 1) to each of 256 fixed prompts, before training and every
-  10 updates. Final accuracy is the last of them, the area under the curve is the mean of those after training began. A run
-  has collapsed when its final accuracy is below half of its best.
-- With 100 updates and a delay of 64, two thirds of a run learn from the initial policy: this is a first picture of large
-  delays, not of a long run at a large delay.
+  10 updates. Final accuracy is the last of them, the area under the curve is the mean of those after training began.
+  A run has collapsed when its final accuracy is below half of its best.
+- With 100 updates and a delay of 64, two thirds of a run learn from the initial policy: this is a first picture of
+  large delays, not of a long run at a large delay.
 - Nothing is left out: every run of the grid is in the tables, collapsed ones included.
 """,
     configs=staleness_grid(FIRST_ESTIMATORS, (0, 32, 64), (0, 1, 2), RunConfig()),

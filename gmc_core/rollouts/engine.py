@@ -1,7 +1,8 @@
 """Rollout engines: they sample groups and say, for every token, its log-prob and the version of the policy behind it.
 
-`RolloutEngine` is the protocol; `TransformersEngine` runs anywhere transformers does. The cache holds each prompt once
-until its prefill is done, then G copies.
+`RolloutEngine` is the protocol; `TransformersEngine` runs anywhere transformers does. It runs the model once per
+distinct prefix: one prefill per prompt, and rollouts share their work for as long as they have sampled the same tokens.
+Each rollout still draws its own tokens, so the samples are independent.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class RolloutEngine(Protocol):
 
 
 class TransformersEngine:
-    """Samples with a transformers model of its own: one prefill per prompt, then a step per token for all rollouts."""
+    """Samples with a transformers model of its own, whose weights `update_weights` replaces."""
 
     def __init__(self, policy: Policy, policy_version: int = 0) -> None:
         self.policy = policy
@@ -75,35 +76,36 @@ class TransformersEngine:
         P, L = len(prompts), max(ids.numel() for ids in tokens_per_prompt)
         N = P * group_size
         prompt_PL = torch.zeros((P, L), dtype=torch.long, device=device)
-        mask_PL = torch.zeros((P, L), dtype=torch.long, device=device)
+        mask_KL = torch.zeros((P, L), dtype=torch.long, device=device)
         for p, ids in enumerate(tokens_per_prompt):
             prompt_PL[p, L - ids.numel() :] = ids
-            mask_PL[p, L - ids.numel() :] = 1
-        padded = not bool(mask_PL.all())
-        extra = {"attention_mask": mask_PL, "position_ids": (mask_PL.cumsum(-1) - 1).clamp_min(0)} if padded else {}
+            mask_KL[p, L - ids.numel() :] = 1
+        padded = not bool(mask_KL.all())
+        extra = {"attention_mask": mask_KL, "position_ids": (mask_KL.cumsum(-1) - 1).clamp_min(0)} if padded else {}
         out = model(input_ids=prompt_PL, use_cache=True, logits_to_keep=1, **extra)
-        cache = out.past_key_values
-        cache.batch_repeat_interleave(group_size)
-        logits_NV = out.logits[:, -1].repeat_interleave(group_size, dim=0)
-        if padded:
-            mask_NL = mask_PL.repeat_interleave(group_size, dim=0)
-            position_N1 = mask_NL.sum(-1, keepdim=True)
+        cache, logits_KV = out.past_key_values, out.logits[:, -1]
 
         response_NT = torch.zeros((N, max_new_tokens), dtype=torch.long, device=device)
         logp_NT = torch.zeros((N, max_new_tokens), dtype=torch.float32, device=device)
         mask_NT = torch.zeros((N, max_new_tokens), dtype=torch.bool, device=device)
         alive_N = torch.ones(N, dtype=torch.bool, device=device)
+        node_N = torch.arange(P, device=device).repeat_interleave(group_size)  # the distinct prefix behind each rollout
         eos = torch.tensor(self.policy.eos_ids, device=device)
         for t in range(max_new_tokens):
-            token_N, token_logp_N = sample_tokens(logits_NV, temperature, generator)
-            response_NT[:, t], logp_NT[:, t], mask_NT[:, t] = token_N, token_logp_N, alive_N
+            token_N, token_logp_N = sample_tokens(logits_KV, node_N, temperature, generator)
+            response_NT[:, t] = torch.where(alive_N, token_N, 0)
+            logp_NT[:, t] = torch.where(alive_N, token_logp_N, 0.0)
+            mask_NT[:, t] = alive_N
             alive_N = alive_N & ~torch.isin(token_N, eos)
             if t + 1 == max_new_tokens or not bool(alive_N.any()):
                 break
+            parent_K, token_K, node_N = _grow(node_N, token_N, alive_N, logits_KV.shape[-1])
+            if not torch.equal(parent_K, torch.arange(len(logits_KV), device=device)):
+                cache.batch_select_indices(parent_K)
             if padded:
-                mask_NL = torch.cat([mask_NL, mask_NL.new_ones((N, 1))], dim=-1)
-                extra = {"attention_mask": mask_NL, "position_ids": position_N1 + t}
-            logits_NV = model(input_ids=token_N[:, None], past_key_values=cache, use_cache=True, **extra).logits[:, -1]
+                mask_KL = torch.cat([mask_KL[parent_K], mask_KL.new_ones((len(parent_K), 1))], dim=-1)
+                extra = {"attention_mask": mask_KL, "position_ids": mask_KL.sum(-1, keepdim=True) - 1}
+            logits_KV = model(input_ids=token_K[:, None], past_key_values=cache, use_cache=True, **extra).logits[:, -1]
 
         version_NT = torch.full((N, max_new_tokens), self.policy_version, dtype=torch.long, device=device)
         groups = []
@@ -123,8 +125,18 @@ class TransformersEngine:
         return groups
 
 
-def sample_tokens(logits_NV: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """One token per row of softmax(logits / temperature), and its fp32 log-prob under that very distribution."""
-    logp_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
-    token_N = torch.multinomial(logp_NV.exp(), 1, generator=generator)
-    return token_N.squeeze(-1), logp_NV.gather(-1, token_N).squeeze(-1)
+def sample_tokens(
+    logits_KV: Tensor, node_N: Tensor, temperature: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """A token for every rollout from softmax(logits / temperature) of its node, and its fp32 log-prob there."""
+    logp_KV = torch.log_softmax(logits_KV.float() / temperature, dim=-1)
+    token_N = torch.multinomial(logp_KV.exp()[node_N], 1, generator=generator).squeeze(-1)
+    return token_N, logp_KV[node_N, token_N]
+
+
+def _grow(node_N: Tensor, token_N: Tensor, alive_N: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The distinct prefixes after one more token: (parent node of each, its last token, node of each rollout)."""
+    key_K, child = torch.unique(node_N[alive_N] * vocabulary + token_N[alive_N], return_inverse=True)
+    node_N = torch.zeros_like(node_N)  # a finished rollout may point anywhere
+    node_N[alive_N] = child
+    return torch.div(key_K, vocabulary, rounding_mode="floor"), key_K % vocabulary, node_N

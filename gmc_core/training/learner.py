@@ -4,8 +4,8 @@
 
 The weights need every rollout of a group, memory does not: when a step exceeds `micro_batch_tokens`, a first pass
 without gradient gives all log-probs, the weights follow, and a second pass runs micro-batch by micro-batch with
-gradient. A step that fits in one micro-batch needs a single pass. Groups whose advantages are all zero contribute exactly no
-gradient, so they are scored without one (their ratios are still measured).
+gradient. A step that fits in one micro-batch needs a single pass. Groups whose advantages are all zero contribute
+exactly no gradient, so they are scored without one (their ratios are still measured).
 """
 
 from __future__ import annotations
@@ -146,17 +146,22 @@ class Learner:
         return torch.nn.utils.get_total_norm(change).item()
 
     def _log_probs(self, batch: Batch, rows_N: Tensor) -> Tensor:
-        _, G, _ = batch.shape
-        prompt_N = torch.div(rows_N, G, rounding_mode="floor")
-        used, index_N = torch.unique(prompt_N, return_inverse=True)
+        """(N, T) log-probs of the given rollouts. Rollouts of a prompt that say the same are run once."""
+        _, G, T = batch.shape
+        prompt_N1 = torch.div(rows_N, G, rounding_mode="floor").unsqueeze(-1)
+        mask_NT = batch.mask_PGT.flatten(0, 1)[rows_N]
+        response_NT = torch.where(mask_NT, batch.response_PGT.flatten(0, 1)[rows_N], 0)
+        identity = torch.cat([prompt_N1, mask_NT.sum(-1, keepdim=True), response_NT], dim=-1)
+        distinct, copy_N = torch.unique(identity, dim=0, return_inverse=True)
+        used, index = torch.unique(distinct[:, 0], return_inverse=True)
         return response_log_probs(
             self.policy.model,
             batch.prompt_PL[used],
             batch.prompt_mask_PL[used],
-            batch.response_PGT.flatten(0, 1)[rows_N],
-            index_N,
+            distinct[:, -T:],
+            index,
             temperature=self.config.temperature,
-        )
+        )[copy_N]
 
     def _micro_batches(self, batch: Batch, rows_N: Tensor) -> Iterator[Tensor]:
         """The given rows in slices of at most `micro_batch_tokens` padded tokens, at least one row each."""

@@ -97,11 +97,27 @@ def test_same_generator_same_rollouts():
 
 
 def test_sampled_frequencies_match_their_log_probs():
-    logits = torch.tensor([[0.0, 1.0, -1.0, 2.0]]).repeat(20_000, 1)
-    token, logp = sample_tokens(logits, 0.5, torch.Generator().manual_seed(0))
-    expected = torch.softmax(logits[0] / 0.5, -1)
-    torch.testing.assert_close(torch.bincount(token, minlength=4) / 20_000, expected, atol=0.01, rtol=0)
-    torch.testing.assert_close(logp, expected[token].log())
+    logits = torch.tensor([[0.0, 1.0, -1.0, 2.0], [1.0, 1.0, 0.0, 0.0]])
+    node = torch.arange(40_000) % 2
+    token, logp = sample_tokens(logits, node, 0.5, torch.Generator().manual_seed(0))
+    expected = torch.softmax(logits / 0.5, -1)
+    for k in range(2):
+        seen = torch.bincount(token[node == k], minlength=4) / 20_000
+        torch.testing.assert_close(seen, expected[k], atol=0.01, rtol=0)
+    torch.testing.assert_close(logp, expected[node, token].log())
+
+
+def test_rollouts_that_share_prefixes_are_still_independent_samples():
+    """Joint frequencies of two tokens against the product of the model's conditionals."""
+    engine = TransformersEngine(random_policy())
+    (group,) = generate(engine, EQUAL[:1], group_size=40_000, max_new_tokens=2)
+    pairs = group.response_GT[:, 0] * 16 + group.response_GT[:, 1]
+    ended = group.response_GT[:, 0] == engine.policy.eos_ids[0]
+    logp = (group.behavior_logp_GT * group.mask_GT).sum(-1)
+    seen = torch.bincount(pairs[~ended], minlength=256) / 40_000
+    for pair in seen.topk(20).indices:
+        expected = logp[(pairs == pair) & ~ended][0].exp()
+        assert abs(seen[pair] - expected) < 5 * (expected / 40_000) ** 0.5
 
 
 def test_scoring_reads_text_without_special_tokens():
