@@ -24,17 +24,24 @@ from gmc_core.estimators import (
     trajectory_log_ratio,
     water_filling_weights,
 )
+from gmc_core.reporting.run_records import load_runs
+from gmc_core.rollouts.scoring import evaluate
+from gmc_core.training.loop import train
+from gmc_core.training.run_config import RunConfig
 
 __all__ = [
     "ESTIMATORS",
     "METRICS",
     "Estimator",
+    "RunConfig",
     "counted_rollouts",
     "effective_sample_size",
+    "evaluate",
     "gmc_weights",
     "group_advantages",
     "group_diagnostics",
     "group_mass",
+    "load_runs",
     "log_group_mass",
     "loss_normalizer",
     "make_estimator",
@@ -43,6 +50,7 @@ __all__ = [
     "self_normalized_weights",
     "tic_weights",
     "token_log_ratio",
+    "train",
     "trajectory_log_ratio",
     "water_filling_weights",
 ]

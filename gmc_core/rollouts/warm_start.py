@@ -54,13 +54,13 @@ def teacher_batch(
     return torch.tensor(tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
-def train_warm_start(recipe: WarmStart, *, progress=print) -> tuple[Policy, dict[str, float]]:
+def train_warm_start(recipe: WarmStart, *, progress=print) -> tuple[Policy, dict[str, float | int]]:
     """Train from scratch; returns the policy and what was measured: sampled accuracy after each phase, with its n."""
     task, tokenizer, model = RunningSums(recipe.digits), character_tokenizer(), tiny_qwen3(recipe.seed)
     generator = stream_generator(recipe.seed, "warm start")
     prompt_length = 2 * recipe.digits
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.clean_learning_rate)
-    measured: dict[str, float] = {"evaluation_prompts": recipe.evaluation_prompts}
+    measured: dict[str, float | int] = {"evaluation_prompts": recipe.evaluation_prompts}
     phases = (
         ("clean", recipe.clean_steps, recipe.clean_learning_rate, 0.0),
         ("noisy", recipe.noisy_steps, recipe.noisy_learning_rate, recipe.corruption),
@@ -94,7 +94,7 @@ def warm_start_accuracy(policy: Policy, recipe: WarmStart) -> float:
     return evaluate(TransformersEngine(policy), policy.tokenizer, task, prompts, generator=sampler).accuracy
 
 
-def save_policy(policy: Policy, folder: Path, recipe: WarmStart, measured: dict[str, float]) -> None:
+def save_policy(policy: Policy, folder: Path, recipe: WarmStart, measured: dict[str, float | int]) -> None:
     """Model, tokenizer and the recipe beside them, in the formats that `from_pretrained` reads."""
     import json
 

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from gmc_core.files import write_atomically
 from gmc_core.training.run_config import RunConfig
 
@@ -61,6 +59,8 @@ class RunDirectory:
     @contextmanager
     def claim(self) -> Iterator[None]:
         """Own the run for the length of the block. Raises RunClaimedError if another process does."""
+        from filelock import FileLock, Timeout
+
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path.parent / f".{self.path.name}.lock", timeout=0)
         try:

@@ -1,0 +1,1 @@
+"""Timings, apart from the tests: `make bench`."""
