@@ -15,18 +15,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gmc_core.estimators import (
-    counted_rollouts,
-    group_advantages,
-    group_diagnostics,
-    loss_normalizer,
-    make_estimator,
-    policy_gradient_loss,
-    trajectory_log_ratio,
-)
+from gmc_core.estimators import group_diagnostics, policy_gradient_loss, trajectory_log_ratio
 from gmc_core.rollouts.policy import Policy, response_log_probs
 from gmc_core.rollouts.trajectories import Batch
 from gmc_core.training.run_config import RunConfig
+from gmc_core.training.step import OptimizerStep
+from gmc_core.training.weighting import Weighting, usable_rollouts
 
 
 class Learner:
@@ -35,32 +29,20 @@ class Learner:
     def __init__(self, policy: Policy, config: RunConfig) -> None:
         self.policy = policy
         self.config = config
-        self.estimator = make_estimator(config.estimator, **config.estimator_options)
-        self.epsilon = getattr(self.estimator, "epsilon", 0.2)
-        self.parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
-        make = torch.optim.SGD if config.optimizer == "sgd" else torch.optim.AdamW
-        self.optimizer = make(self.parameters, lr=config.learning_rate)
+        self.weighting = Weighting(config)
+        parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
+        self.step = OptimizerStep(parameters, config)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.step.optimizer
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """One optimiser step. Metrics are plain floats, named in `METRICS`.
-
-        A non-finite gradient (an uncapped ratio can overflow fp32) takes no step and is counted in `skipped_update`.
-        """
-        config = self.config
+        """One optimiser step. Metrics are plain floats, named in `METRICS`."""
         P, G, T = batch.shape
-        valid_PG = self._scored(batch)
-        advantage_PG = group_advantages(
-            batch.reward_PG,
-            normalization=config.advantage,
-            lengths=batch.mask_PGT.sum(-1) if config.advantage == "length_corrected" else None,
-            valid=valid_PG,
-        )
-        scale_PG = loss_normalizer(
-            config.normalizer,
-            batch.mask_PGT,
-            valid=valid_PG,
-            max_length=config.response_limit if config.divides_by_length else None,
-        )
+        valid_PG = usable_rollouts(batch)
+        advantage_PG = self.weighting.advantages(batch, valid_PG)
+        scale_PG = self.weighting.scales(batch, valid_PG)
         active_N = (advantage_PG != 0).any(-1, keepdim=True).expand(P, G).flatten().nonzero().squeeze(-1)
         passes = list(self._micro_batches(batch, active_N))
         single_pass = len(passes) <= 1
@@ -81,69 +63,31 @@ class Learner:
                 "smaller learning_rate or a gradient_clip"
             )
 
-        weight_PGT = self.estimator(logp_PGT, batch.behavior_logp_PGT, batch.mask_PGT, advantage_PG, valid_PG)
-        self.optimizer.zero_grad(set_to_none=True)
+        weight_PGT, credit_PG = self.weighting.weights(batch, logp_PGT, advantage_PG, scale_PG, valid_PG)
+        self.step.clear()
         loss = 0.0
         for rows_N in passes:
             logp = graph if graph is not None else self._log_probs(batch, rows_N)
             part, _ = policy_gradient_loss(
                 logp,
                 weight_PGT.flatten(0, 1)[rows_N],
-                advantage_PG.flatten()[rows_N],
+                credit_PG.flatten()[rows_N],
                 batch.mask_PGT.flatten(0, 1)[rows_N],
                 normalizer=scale_PG.flatten()[rows_N],
             )
             part.backward()
             loss += part.item()
-        metrics = self._step()
+        metrics = self.step.take()
         log_ratio_PG = trajectory_log_ratio(logp_PGT, batch.behavior_logp_PGT, batch.mask_PGT)
         diagnostics = group_diagnostics(
             log_ratio_PG,
             weight_PGT,
-            epsilon=self.epsilon,
+            epsilon=self.weighting.epsilon,
             valid=batch.valid_PG,
             mask=batch.mask_PGT,
             advantage=advantage_PG,
         )
         return {"loss": loss} | metrics | {name: value.item() for name, value in diagnostics.items()}
-
-    @staticmethod
-    def _scored(batch: Batch) -> Tensor:
-        """Rollouts with a usable behaviour log-prob on every token: others must not sway a group's mean or count."""
-        self_ratio_PG = trajectory_log_ratio(batch.behavior_logp_PGT, batch.behavior_logp_PGT, batch.mask_PGT)
-        return counted_rollouts(self_ratio_PG, batch.valid_PG)
-
-    def _step(self) -> dict[str, float]:
-        config = self.config
-        if all(parameter.grad is None for parameter in self.parameters):  # every group had zero advantage
-            grad_norm = 0.0
-        else:
-            grad_norm = torch.nn.utils.get_total_norm(
-                [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            ).item()
-        skipped = not torch.isfinite(torch.tensor(grad_norm)).item()
-        clipped = grad_norm if config.gradient_clip is None else min(grad_norm, config.gradient_clip)
-        length = 0.0
-        if skipped:
-            clipped = 0.0
-        elif grad_norm > 0:
-            if clipped < grad_norm:
-                torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], clipped / grad_norm)
-            length = self._apply()
-        return {
-            "grad_norm": grad_norm,
-            "grad_norm_clipped": clipped,
-            "update_length": length,
-            "learning_rate": config.learning_rate,
-            "skipped_update": float(skipped),
-        }
-
-    def _apply(self) -> float:
-        """Take the step; its Euclidean length in parameter space."""
-        before = [parameter.detach().clone() for parameter in self.parameters]
-        self.optimizer.step()
-        change = torch._foreach_sub([parameter.detach() for parameter in self.parameters], before)
-        return torch.nn.utils.get_total_norm(change).item()
 
     def _log_probs(self, batch: Batch, rows_N: Tensor) -> Tensor:
         """(N, T) log-probs of the given rollouts. Rollouts of a prompt that say the same are run once."""

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from gmc_core.estimators import make_estimator
+from gmc_core.estimators import ESTIMATORS, make_estimator
 from gmc_core.rollouts.tasks import make_task
 
 OPTIMIZERS = ("sgd", "adamw")
 ADVANTAGES = ("center", "leave_one_out", "std", "length_corrected")
 NORMALIZERS = ("sequence_mean_token_sum", "sequence_mean_token_mean", "token_mean")
+# Fields that the first records did not have: at their default they stay out of the hash, so old run ids stay.
+LATER_FIELDS = ("max_update_length", "rescale_to", "detached")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,10 @@ class RunConfig:
     Step: `prompts_per_update` x `group_size` rollouts, `learning_rate`, `gradient_clip` (largest gradient norm, None
     for no clipping). `divide_by_max_length` divides the loss of `sequence_mean_token_sum` by the constant
     `max_new_tokens` (Dr. GRPO); the other normalisers have a length of their own.
+    `max_update_length` bounds the Euclidean length of an update in parameter space (a longer one is scaled down), None
+    for no bound. `rescale_to` names an estimator of the menu: the run's weights are rescaled group by group to the mean
+    of that rule on the same rollouts (ours: it separates a weight's mean from its shape). `detached=False`, for gmc
+    alone, lets the gradient through the group cap (docs/theory.md section 7).
     `micro_batch_tokens`: tokens (prompt and response) of one forward pass; a step that fits is a single pass.
     The defaults are the reference setting of the staleness runs; it was found by search (see the run's protocol).
     """
@@ -53,6 +59,9 @@ class RunConfig:
     device: str = "cpu"
     evaluation_every: int = 10
     evaluation_prompts: int = 256
+    max_update_length: float | None = None
+    rescale_to: str | None = None
+    detached: bool = True
 
     def __post_init__(self) -> None:
         for name in ("updates", "prompts_per_update", "group_size", "micro_batch_tokens"):
@@ -63,8 +72,9 @@ class RunConfig:
             self._integer(name, 0)
         for name in ("learning_rate", "temperature"):
             self._positive(name)
-        if self.gradient_clip is not None:
-            self._positive("gradient_clip")
+        for name in ("gradient_clip", "max_update_length"):
+            if getattr(self, name) is not None:
+                self._positive(name)
         if self.max_new_tokens is not None:
             self._integer("max_new_tokens", 1)
         for name, known in (("optimizer", OPTIMIZERS), ("advantage", ADVANTAGES), ("normalizer", NORMALIZERS)):
@@ -75,7 +85,21 @@ class RunConfig:
         object.__setattr__(self, "estimator_options", dict(self.estimator_options))
         object.__setattr__(self, "task_options", dict(self.task_options))
         make_estimator(self.estimator, **self.estimator_options)  # raises for unknown names and bad options
+        self._check_variants()
         make_task(self.task, **self.task_options)
+
+    def _check_variants(self) -> None:
+        if self.rescale_to is not None and self.rescale_to not in ESTIMATORS:
+            raise ValueError(
+                f"RunConfig.rescale_to is {self.rescale_to!r}; choose one of {', '.join(ESTIMATORS)}, or None"
+            )
+        if not isinstance(self.detached, bool):
+            raise TypeError(f"RunConfig.detached is {self.detached!r}; expected True or False")
+        if not self.detached and (self.estimator != "gmc" or self.rescale_to is not None):
+            raise ValueError(
+                "RunConfig.detached=False is the objective whose group cap is not detached: it exists for "
+                f"estimator='gmc' without rescale_to, not for {self.estimator!r} with rescale_to={self.rescale_to!r}"
+            )
 
     def _integer(self, name: str, least: int) -> None:
         value = getattr(self, name)
@@ -102,13 +126,17 @@ class RunConfig:
 
     @property
     def run_id(self) -> str:
-        """Readable prefix and a hash of the whole config, e.g. `gmc-delay64-seed0-1f0c9a2b`."""
+        """Readable prefix and a hash of the config, e.g. `gmc-delay64-seed0-1f0c9a2b`."""
         return f"{self.estimator}-delay{self.delay}-seed{self.seed}-{self.digest}"
 
     @property
     def digest(self) -> str:
-        """8 hex digits of the SHA-256 of the canonical JSON."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
+        """8 hex digits of the SHA-256 of the canonical JSON (`LATER_FIELDS` only when not at their default)."""
+        content = self.to_dict()
+        for item in fields(self):
+            if item.name in LATER_FIELDS and content[item.name] == item.default:
+                del content[item.name]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -94,7 +94,15 @@ class RunDirectory:
 
     def _check_identity(self) -> None:
         content = self._read_json("config.json")
-        if content.get("config") != json.loads(json.dumps(self.config.to_dict())):
+        try:
+            same = (
+                RunConfig.from_dict(content["config"]) == self.config
+            )  # a field it did not have yet is at its default
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRecordError(
+                f"{self.path / 'config.json'} holds no config of this version ({error})"
+            ) from error
+        if not same:
             raise DamagedRecordError(f"{self.path / 'config.json'} holds another config than its run id says")
         if content.get("fingerprint") != self.fingerprint:
             raise DamagedRecordError(

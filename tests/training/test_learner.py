@@ -12,6 +12,7 @@ from gmc_core.rollouts.tasks import Prompt
 from gmc_core.rollouts.trajectories import Batch
 from gmc_core.training.learner import Learner
 from gmc_core.training.run_config import RunConfig
+from gmc_core.training.weighting import Weighting, usable_rollouts
 from tests.models import random_policy
 
 PROMPTS = [Prompt("1+2=", "3"), Prompt("4+5+6+7=", "2"), Prompt("7+7=", "4")]
@@ -100,6 +101,58 @@ def test_clipping_scales_the_step_and_keeps_its_direction():
     assert clipped_metrics["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-5)
     assert clipped_metrics["grad_norm_clipped"] == pytest.approx(clip, rel=1e-5)
     assert clipped_metrics["update_length"] == pytest.approx(0.5 * clip, rel=1e-3)
+
+
+@pytest.mark.parametrize(("optimizer", "clip"), [("sgd", None), ("sgd", 0.05), ("adamw", None)])
+def test_the_length_of_an_update_is_bounded_and_its_direction_kept(optimizer, clip):
+    config, batch = CONFIG.replace(optimizer=optimizer, gradient_clip=clip, learning_rate=0.1), stale_batch()
+    free, metrics = step(config, batch)
+    length = torch.stack([change.norm() for change in free.values()]).norm().item()
+    assert metrics["update_length"] == pytest.approx(length, rel=1e-5)
+    if optimizer == "sgd":
+        assert length == pytest.approx(0.1 * metrics["grad_norm_clipped"], rel=1e-4)
+    bounded, bounded_metrics = step(config.replace(max_update_length=length / 5), batch)
+    assert_same_step({name: change / 5 for name, change in free.items()}, bounded)
+    assert bounded_metrics["update_length"] == pytest.approx(length / 5, rel=1e-6)
+    assert bounded_metrics["grad_norm_clipped"] == metrics["grad_norm_clipped"]
+    loose, loose_metrics = step(config.replace(max_update_length=length * 1.01), batch)
+    assert loose_metrics == metrics
+    assert all(torch.equal(loose[name], free[name]) for name in free)
+
+
+@pytest.mark.parametrize("change", [{"estimator": "tic_mask", "rescale_to": "gmc"}, {"detached": False}])
+def test_variants_take_the_same_step_in_micro_batches(change):
+    batch, config = stale_batch(), CONFIG.replace(normalizer="sequence_mean_token_mean", **change)
+    plain, _ = step(config.replace(rescale_to=None, detached=True), batch)
+    whole, metrics = step(config, batch)
+    assert 0 < metrics["capped_fraction"] < 1
+    assert any(not torch.allclose(plain[name], whole[name], rtol=1e-2, atol=1e-4) for name in whole)
+    parts, _ = step(config.replace(micro_batch_tokens=35), batch)
+    assert_same_step(whole, parts)
+
+
+def test_rescaled_weights_have_the_mean_of_gmc_at_the_epsilon_of_the_run():
+    batch = stale_batch()
+    rows = torch.arange(3).repeat_interleave(4)
+    tokens = batch.response_PGT.flatten(0, 1)
+    with torch.no_grad():
+        logp = response_log_probs(random_policy(0).model, batch.prompt_PL, batch.prompt_mask_PL, tokens, rows)
+    logp = logp.view(batch.response_PGT.shape)
+    mass = ((logp - batch.behavior_logp_PGT) * batch.mask_PGT).sum(-1).exp().mean(-1)
+    config = CONFIG.replace(estimator="tic_truncate", estimator_options={"epsilon": 0.05})
+
+    def group_means(config):
+        weighting, valid = Weighting(config), usable_rollouts(batch)
+        advantage, scale = weighting.advantages(batch, valid), weighting.scales(batch, valid)
+        weight, credit = weighting.weights(batch, logp, advantage, scale, valid)
+        assert torch.equal(credit, advantage)
+        return weight.amax(-1).mean(-1)
+
+    assert (mass > 1.05).any() and (mass < 1.05).any()
+    torch.testing.assert_close(group_means(config.replace(rescale_to="gmc")), mass.clamp(max=1.05))
+    assert not torch.allclose(group_means(config), mass.clamp(max=1.05), rtol=0.02)
+    by_default = CONFIG.replace(estimator="snis", rescale_to="gmc")
+    torch.testing.assert_close(group_means(by_default), mass.clamp(max=1.2))
 
 
 def test_a_poisoned_rollout_is_left_out_and_counted():

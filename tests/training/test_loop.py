@@ -14,7 +14,7 @@ from gmc_core.estimators import METRICS
 from gmc_core.training.checkpoints import load_checkpoint
 from gmc_core.training.learner import Learner
 from gmc_core.training.loop import train
-from gmc_core.training.run_config import RunConfig
+from gmc_core.training.run_config import LATER_FIELDS, RunConfig
 from gmc_core.training.run_directory import CHECKPOINT, RunClaimedError, RunDirectory
 from gmc_core.training.staleness import FixedDelay
 from tests.models import random_policy
@@ -64,6 +64,16 @@ def test_a_finished_run_is_reused(whole):
     again = train(CONFIG, root=whole.path.parent)
     assert again.metrics == whole.metrics
     assert {path: path.stat().st_mtime_ns for path in whole.path.iterdir()} == before
+
+
+def test_a_record_from_before_a_field_existed_is_reused(whole, tmp_path):
+    path = train(CONFIG, root=tmp_path).path
+    content = json.loads((path / "config.json").read_text())
+    for name in LATER_FIELDS:
+        del content["config"][name]
+    (path / "config.json").write_text(json.dumps(content))
+    assert train(CONFIG, root=tmp_path).metrics == whole.metrics
+    assert not list(tmp_path.glob("*damaged*"))
 
 
 @pytest.mark.parametrize("update", [1, 3, 5])

@@ -24,6 +24,11 @@ from gmc_core.training.run_config import RunConfig
         ({"task": "sums"}, ValueError, "known tasks"),
         ({"task_options": {"digits": 1}}, ValueError, "at least 2"),
         ({"dtype": "float16"}, ValueError, "bfloat16"),
+        ({"max_update_length": 0.0}, ValueError, "above 0"),
+        ({"rescale_to": "gcm"}, ValueError, "rescale_to is 'gcm'; choose one of .*gmc"),
+        ({"detached": 1}, TypeError, "True or False"),
+        ({"estimator": "snis", "detached": False}, ValueError, "not for 'snis'"),
+        ({"rescale_to": "gmc", "detached": False}, ValueError, "without rescale_to"),
     ],
 )
 def test_what_cannot_run_is_refused_with_a_reason(change, error, message):
@@ -46,10 +51,26 @@ def test_every_field_enters_the_run_id():
         "advantage": "center", "normalizer": "token_mean", "divide_by_max_length": False, "mask_truncated": True,
         "temperature": 0.9, "max_new_tokens": 20, "micro_batch_tokens": 100, "task_options": {"digits": 4},
         "model": "elsewhere", "dtype": "bfloat16", "device": "cuda", "evaluation_every": 5, "evaluation_prompts": 7,
+        "max_update_length": 0.1, "rescale_to": "gmc", "detached": False,
     }  # fmt: skip
     assert set(other) | {"task"} == set(config.to_dict())
     ids = {config.replace(**{name: value}).run_id for name, value in other.items()}
     assert len(ids | {config.run_id}) == len(other) + 1
+
+
+@pytest.mark.parametrize(
+    ("config", "run_id"),
+    [
+        (RunConfig(), "gmc-delay0-seed0-7c1151d4"),
+        (
+            RunConfig(estimator="tic_mask", estimator_options={"epsilon": 0.5}, delay=8, seed=3),
+            "tic_mask-delay8-seed3-8b9ad97e",
+        ),
+    ],
+)
+def test_run_ids_of_the_first_records_stay(config, run_id):
+    """Committed tables and their figures refer to these; a new field must stay out of the hash at its default."""
+    assert config.run_id == run_id
 
 
 def test_unknown_field_is_named():
