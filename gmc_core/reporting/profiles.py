@@ -1,4 +1,4 @@
-"""The three profiles of every notebook: how large its run is and where its figures go.
+"""The three profiles of every notebook: how large its run is, where its figures go and which records they read.
 
 A notebook has `profile = "cpu"` in its parameters cell and `PROFILE = get_profile(profile)` in the next one. Sizes that
 only one notebook needs stay in that notebook (`PROFILE.choose(smoke=4, cpu=32)`); what all of them share is here.
@@ -33,6 +33,11 @@ class Profile:
         if elsewhere:
             return paths.ROOT / elsewhere  # an absolute value replaces ROOT, as pathlib joins
         return paths.SMOKE / "figures" if self.name == "smoke" else paths.FIGURES
+
+    @property
+    def runs(self) -> Path:
+        """Folder of the experiments' tables that figures read: scratch for smoke, else the committed ones."""
+        return paths.SMOKE / "runs" if self.name == "smoke" else paths.COMMITTED_RUNS
 
     def choose(self, **sizes):
         """The value named after this profile; `gpu` falls back to `cpu` when it has no value of its own.
