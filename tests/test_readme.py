@@ -19,7 +19,7 @@ def test_generated_tables_are_current():
 
 
 def test_a_missing_or_unknown_table_is_named():
-    with pytest.raises(ValueError, match=r"places for the tables \['notes'\]; the generated ones are \['estimators', "):
+    with pytest.raises(ValueError, match=r"places for the tables \['notes'\]; the generated ones are \['claims', "):
         readme_tables.render("<!-- notes:start -->\n<!-- notes:end -->")
 
 

@@ -1,7 +1,8 @@
 """The generated tables of README.md: `python -m gmc_core.reporting.readme_tables` writes them, `--check` compares.
 
 A table stands between `<!-- name:start -->` and `<!-- name:end -->` and comes from the code it describes: notebooks
-from their first cells, metrics from `METRICS`, estimators from `ESTIMATORS` and the docstrings of their functions.
+from their first cells, metrics from `METRICS`, estimators from `ESTIMATORS` and the docstrings of their functions, the
+claims ledger from its rules and the committed data (a few seconds).
 """
 
 from __future__ import annotations
@@ -10,20 +11,16 @@ import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import gmc_core.estimators.weights as rules
 from gmc_core import ESTIMATORS, METRICS, paths
+from gmc_core.reporting.claims import ledger_markdown
+from gmc_core.reporting.markdown import markdown_table
 from gmc_core.reporting.notebook_files import header, numbered_notebooks, read_notebook
 
 README = paths.ROOT / "README.md"
 _TABLE = re.compile(r"(<!-- (?P<name>\w+):start -->\n).*?(<!-- (?P=name):end -->)", flags=re.DOTALL)
-
-
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A GitHub table; `|` inside a cell is escaped."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def notebooks_table() -> str:
@@ -55,6 +52,7 @@ def estimators_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "notebooks": notebooks_table,
+    "claims": ledger_markdown,
     "estimators": estimators_table,
     "metrics": metrics_table,
 }
