@@ -90,6 +90,7 @@ class _Run:
         self.evaluation_prompts = self.task.sample_prompts(
             config.evaluation_prompts, stream_generator(EVALUATION_SEED, "evaluation prompts")
         )
+        self.sources = git_state()  # when the run starts: commits made meanwhile are not what it ran
         self.done = 0  # updates behind us
         self.seconds = {"wall": 0.0, "cpu": 0.0}  # of earlier, interrupted sessions
 
@@ -202,7 +203,7 @@ class _Run:
 
     def _provenance(self) -> dict[str, Any]:
         return {
-            **git_state(),
+            **self.sources,
             "lock": lock_hash(),
             "versions": package_versions(("torch", "transformers", "tokenizers", "safetensors")),
             "machine": machine(),
