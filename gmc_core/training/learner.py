@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from gmc_core.estimators import group_diagnostics, policy_gradient_loss, trajectory_log_ratio
-from gmc_core.rollouts.policy import Policy, response_log_probs
+from gmc_core.rollouts.policy import Policy
 from gmc_core.rollouts.trajectories import Batch
+from gmc_core.training.rollout_log_probs import rollout_log_probs
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.step import OptimizerStep
 from gmc_core.training.weighting import Weighting, usable_rollouts
@@ -90,22 +91,7 @@ class Learner:
         return {"loss": loss} | metrics | {name: value.item() for name, value in diagnostics.items()}
 
     def _log_probs(self, batch: Batch, rows_N: Tensor) -> Tensor:
-        """(N, T) log-probs of the given rollouts. Rollouts of a prompt that say the same are run once."""
-        _, G, T = batch.shape
-        prompt_N1 = torch.div(rows_N, G, rounding_mode="floor").unsqueeze(-1)
-        mask_NT = batch.mask_PGT.flatten(0, 1)[rows_N]
-        response_NT = torch.where(mask_NT, batch.response_PGT.flatten(0, 1)[rows_N], 0)
-        identity = torch.cat([prompt_N1, mask_NT.sum(-1, keepdim=True), response_NT], dim=-1)
-        distinct, copy_N = torch.unique(identity, dim=0, return_inverse=True)
-        used, index = torch.unique(distinct[:, 0], return_inverse=True)
-        return response_log_probs(
-            self.policy.model,
-            batch.prompt_PL[used],
-            batch.prompt_mask_PL[used],
-            distinct[:, -T:],
-            index,
-            temperature=self.config.temperature,
-        )[copy_N]
+        return rollout_log_probs(self.policy.model, batch, rows_N, self.config.temperature)
 
     def _micro_batches(self, batch: Batch, rows_N: Tensor) -> Iterator[Tensor]:
         """The given rows in slices of at most `micro_batch_tokens` padded tokens, at least one row each."""

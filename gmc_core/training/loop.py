@@ -6,6 +6,7 @@ import copy
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,26 @@ from gmc_core.rollouts.engine import TransformersEngine
 from gmc_core.rollouts.policy import Policy, load_policy, snapshot
 from gmc_core.rollouts.random_streams import stream_generator
 from gmc_core.rollouts.scoring import evaluate, score_groups
-from gmc_core.rollouts.tasks import make_task
+from gmc_core.rollouts.tasks import Task, make_task
 from gmc_core.rollouts.trajectories import Batch
 from gmc_core.training.checkpoints import load_checkpoint, save_checkpoint
 from gmc_core.training.learner import Learner
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.run_directory import CHECKPOINT, DamagedRecordError, RunDirectory, RunRecord
-from gmc_core.training.staleness import FixedDelay
+from gmc_core.training.staleness import FixedDelay, Snapshot
 
 EVALUATION_SEED = 0  # the evaluation prompts are the same for every run
+
+
+@dataclass(frozen=True)
+class TrainingView:
+    """What an observer of a run sees after an update: to be read, not changed."""
+
+    config: RunConfig
+    update: int  # the one just taken, from 1
+    policy: Policy  # after it
+    behavior: Snapshot  # the policy that will sample the next batch
+    task: Task
 
 
 def train(
@@ -35,12 +47,15 @@ def train(
     root: Path | None = None,
     checkpoint_seconds: float = 30.0,
     on_update: Callable[[dict[str, float]], None] | None = None,
+    observe: Callable[[TrainingView], None] | None = None,
 ) -> RunRecord:
     """Run `config` to its end and return its record; reuse a finished record, resume an interrupted one exactly.
 
     `root` holds the run folders (default `build/runs/adhoc`). A checkpoint is written whenever `checkpoint_seconds`
     have passed since the last; an interruption costs at most that much work, and a resumed run writes the same bytes to
-    metrics.jsonl and evaluations.jsonl as an uninterrupted one. `on_update` receives the metrics of each update.
+    metrics.jsonl and evaluations.jsonl as an uninterrupted one. `on_update` receives the metrics of each update,
+    `observe` a view of the policy behind it; neither changes the record, but for its seconds. After an interruption
+    both see the updates since the last checkpoint again.
 
     Raises RunClaimedError if another process is on this run, FileNotFoundError if the model is missing.
     """
@@ -55,11 +70,11 @@ def train(
             if directory.finished:
                 return directory.read()
             directory.open()
-            return _Run(config, policy, directory, checkpoint_seconds, on_update).finish()
+            return _Run(config, policy, directory, checkpoint_seconds, on_update, observe).finish()
         except DamagedRecordError as error:
             directory.set_aside(str(error))
             directory.open()
-            return _Run(config, load(), directory, checkpoint_seconds, on_update).finish()
+            return _Run(config, load(), directory, checkpoint_seconds, on_update, observe).finish()
 
 
 def _model_path(model: str) -> str | Path:
@@ -78,9 +93,11 @@ class _Run:
         directory: RunDirectory,
         checkpoint_seconds: float,
         on_update: Callable[[dict[str, float]], None] | None,
+        observe: Callable[[TrainingView], None] | None,
     ) -> None:
         self.config, self.policy, self.directory = config, policy, directory
         self.checkpoint_seconds, self.on_update = checkpoint_seconds, on_update or (lambda row: None)
+        self.observe = observe or (lambda view: None)
         self.task = make_task(config.task, **config.task_options)
         self.learner = Learner(policy, config)
         self.schedule = FixedDelay(config.delay)
@@ -102,6 +119,7 @@ class _Run:
             row = self._update()
             self.directory.append("metrics.jsonl", row)
             self.on_update(row)
+            self.observe(TrainingView(self.config, self.done, self.policy, self.schedule.behavior, self.task))
             if self.done % self.config.evaluation_every == 0 or self.done == self.config.updates:
                 self._evaluate()
             if time.perf_counter() - last_checkpoint >= self.checkpoint_seconds and self.done < self.config.updates:
