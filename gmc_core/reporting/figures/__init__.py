@@ -5,7 +5,8 @@ One module per figure, and each module has the same two functions:
 - `compute(profile: Profile) -> dict[str, array | number | str]`  every plotted value, nothing drawn;
 - `draw(data) -> Figure`  the drawing, from these values alone (also when they come from `load_figure_data`).
 
-A test rebuilds `compute` and compares it with the stored data; a reader redraws a stored figure without computing.
+Figures in FROM_RECORDS are computed from the tables of an experiment, the others from nothing but their code. A test
+rebuilds `compute` and compares it with the stored data; `redraw_figure` draws a stored figure without computing.
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from gmc_core.reporting.figure_style import apply_style, save_figure
+from gmc_core.reporting.figure_files import canonical_data, decode_data
+from gmc_core.reporting.figure_style import apply_style, load_figure_data, save_figure
 from gmc_core.reporting.profiles import Profile, get_profile
 
 MODULES: dict[str, str] = {  # figure name -> module of this package
     "fig2_geometry": "geometry",
     "fig3_bias": "bias",
     "fig4_delay": "delay",
+    "fig5_staleness": "staleness",
+    "fig6_dynamics": "training_dynamics",
     "error_budget": "error_budget",
     "delayed_gradient": "delayed_gradient",
     "stale_training": "stale_training",
 }
+FROM_RECORDS = ("fig5_staleness", "fig6_dynamics")
 
 
 def figure_module(name: str) -> ModuleType:
@@ -39,12 +45,23 @@ def figure_module(name: str) -> ModuleType:
 
 def build_figure(name: str, profile: str | Profile = "cpu") -> Figure:
     """Compute figure `name`, draw it, save it with `save_figure` and return it for display."""
-    module = figure_module(name)
     settings = profile if isinstance(profile, Profile) else get_profile(profile)
-    data = module.compute(settings)
+    return _draw_and_save(name, figure_module(name).compute(settings), settings)
+
+
+def redraw_figure(name: str, profile: str | Profile = "cpu") -> Figure:
+    """Draw figure `name` from its stored data, save it and return it; nothing is computed.
+
+    Raises FileNotFoundError when the profile has no stored data of it (`build_figure` computes them).
+    """
+    return _draw_and_save(name, load_figure_data(name, profile), profile)
+
+
+def _draw_and_save(name: str, data: dict[str, Any], profile: str | Profile) -> Figure:
+    """Drawn from the data as they are stored, rounded: the same bytes whether computed now or loaded."""
     apply_style()
-    figure = module.draw(data)
-    save_figure(figure, name, data=data, profile=settings)
+    figure = figure_module(name).draw(decode_data(canonical_data(data)))
+    save_figure(figure, name, data=data, profile=profile)
     return figure
 
 

@@ -1,0 +1,27 @@
+"""A figure as a small picture inside a notebook: at most 256 colours, so that a committed notebook stays light."""
+
+from __future__ import annotations
+
+import io
+
+import matplotlib.pyplot as plt
+from IPython.display import Image as InlineImage
+from matplotlib.figure import Figure
+from PIL import Image
+
+DPI = 90
+
+
+def inline(fig: Figure, *, dpi: float = DPI) -> InlineImage:
+    """`fig` for display as the value of a cell; the figure is closed, so that it is not shown twice.
+
+    A figure of thin lines takes a third of the bytes of the usual inline picture. The files that `save_figure` writes
+    keep all their colours.
+    """
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    plt.close(fig)
+    small = io.BytesIO()
+    picture = Image.open(buffer).convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    picture.save(small, format="png", optimize=True)
+    return InlineImage(small.getvalue())
