@@ -21,7 +21,7 @@ from gmc_core.reporting import claims_convergence as convergence
 from gmc_core.reporting import claims_records as records
 from gmc_core.reporting.figure_files import decode_data
 from gmc_core.reporting.markdown import markdown_table
-from gmc_core.reporting.verdicts import MEANINGS, Finding, VerdictName
+from gmc_core.reporting.verdicts import MEANINGS, Finding
 
 __all__ = ["CLAIMS", "Claim", "Verdict", "ledger", "ledger_markdown", "print_ledger"]
 
@@ -69,7 +69,7 @@ class Verdict:
     statement: str
     test: str
     figure: str
-    verdict: VerdictName
+    verdict: str
     evidence: str
 
     @property
@@ -157,7 +157,11 @@ def ledger(*, figures: Path | None = None, tables: Path | None = None) -> list[V
     `figures` and `tables` are the folders of the figures' data and of the run tables (default: the committed ones).
     Raises FileNotFoundError if a figure's data are missing, DamagedRecordError if a run table is damaged.
     """
-    sources = Sources(figures, tables)
+    return judge_all(Sources(figures, tables))
+
+
+def judge_all(sources: Sources) -> list[Verdict]:
+    """`ledger` on given sources."""
     rows = []
     for claim in CLAIMS:
         found = claim.judge(sources)

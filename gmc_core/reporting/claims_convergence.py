@@ -24,8 +24,8 @@ EPSILON = 0.2
 DELAYS = (0, 2, 8, 32)
 MEAN_BOUNDED = ("gmc", "water_filling", "tic_truncate", "tic_mask", "snis", "uncorrected")  # mean weight <= c always
 UNBOUNDED = "is"
-COMMON_STEP, COMMON_UPDATES = 1.0, 200
-HORIZONS = ((50, 1.0), (200, 0.5), (800, 0.25))  # (updates T, step size ~ T^(-1/2))
+COMMON_STEP, COMMON_UPDATES, RUNS = 1.0, 100, 48
+HORIZONS = ((50, 1.0), (200, 0.5), (450, 1 / 3))  # (updates T, step size ~ T^(-1/2))
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,14 @@ class DelayedRuns:
 
 
 def measure_delayed_runs() -> DelayedRuns:
-    """Exact delayed training of a three-response policy, 16 runs of each rule under each delay."""
+    """Exact delayed training of a three-response policy, `RUNS` runs of each rule under each delay."""
     rules = {
-        name: bound_along_runs(name, DELAYS, COMMON_STEP, steps=COMMON_UPDATES, epsilon=EPSILON)
+        name: bound_along_runs(name, DELAYS, COMMON_STEP, steps=COMMON_UPDATES, runs=RUNS, epsilon=EPSILON)
         for name in (*MEAN_BOUNDED, UNBOUNDED)
     }
-    horizons = [bound_along_runs("gmc", DELAYS, step, steps=updates, epsilon=EPSILON) for updates, step in HORIZONS]
+    horizons = [
+        bound_along_runs("gmc", DELAYS, step, steps=updates, runs=RUNS, epsilon=EPSILON) for updates, step in HORIZONS
+    ]
     return DelayedRuns(rules, horizons)
 
 

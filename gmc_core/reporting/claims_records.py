@@ -5,7 +5,7 @@ can win by being scaled better. Tables count as tuned if they hold, at their lar
 method a grid of step sizes run on tuning seeds, and fresh seeds at the step size that the tuning seeds choose:
 
 - a tuning seed of a method is one run at `GRID` step sizes or more; all its other seeds are fresh;
-- its step size is the one of highest mean final accuracy over the tuning seeds;
+- its step size is the one of highest mean final accuracy over the tuning seeds (of equal ones, the one run most);
 - its result is the final accuracy of the fresh seeds at that step size, `FRESH` of them shared with GMC, or more.
 """
 
@@ -83,7 +83,9 @@ def _tuned(name: str, table: pd.DataFrame) -> Tuned:
     grid = by_seed[tuning].dropna(axis=1)
     if grid.shape[0] == 0 or grid.shape[1] < GRID:
         raise NotTuned(f"{name} has no tuning seed with {GRID} step sizes")
-    best = float(grid.mean().idxmax())
+    reached = grid.mean()
+    tied = reached.index[reached >= reached.max() - 1e-12]  # a method that is at 0 throughout has no best step size
+    best = float(by_seed.loc[~tuning, tied].notna().sum().idxmax())
     fresh = table[(table["learning_rate"] == best) & ~table["seed"].isin(by_seed.index[tuning])]
     edge = best in (grid.columns.min(), grid.columns.max())
     return Tuned(name, best, bool(edge), fresh.set_index("seed")[MEASURE], float(collapsed(fresh).mean()))
@@ -95,8 +97,8 @@ def paired(first: pd.Series, second: pd.Series, level: float = LEVEL) -> tuple[f
     Student's t and not the bootstrap: with five seeds the latter's intervals are too narrow for a verdict.
     """
     difference = (first - second).dropna().to_numpy(dtype=float)
-    mean, low, high, n = mean_interval(difference, level=level)
-    return float(mean), float(low), float(high), n
+    mean, low, high, n = mean_interval(difference[:, None], level=level)
+    return float(mean[0]), float(low[0]), float(high[0]), n
 
 
 def judge_comparison(runs: pd.DataFrame, label: str) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import SupportsFloat
 
 CONFIRMED = "confirmed"
 CONDITIONS = "confirmed with conditions"
@@ -12,7 +12,6 @@ NOT_VISIBLE = "not visible"
 CONTRADICTED = "contradicted"
 NEEDS_GPU = "needs GPU"
 
-VerdictName = Literal["confirmed", "confirmed with conditions", "not visible", "contradicted", "needs GPU"]
 MEANINGS: dict[str, str] = {
     CONFIRMED: "the measurement shows what is claimed",
     CONDITIONS: "it shows it, but not throughout, or only under conditions that the evidence names",
@@ -26,7 +25,7 @@ MEANINGS: dict[str, str] = {
 class Finding:
     """What a rule finds: one of the five verdicts, and one line of evidence with the numbers."""
 
-    verdict: VerdictName
+    verdict: str
     evidence: str
 
     def __post_init__(self) -> None:
@@ -36,12 +35,12 @@ class Finding:
             raise ValueError(f"evidence must be one line that is not empty, got {self.evidence!r}")
 
 
-def number(value: float | int) -> str:
+def number(value: SupportsFloat) -> str:
     """Two significant digits: `0.016`, `1.2e-05`, `16`."""
     value = float(value)
     return f"{value:.0f}" if 100 <= abs(value) < 1e5 else f"{value:.2g}"
 
 
-def numbers(values: Iterable[float]) -> str:
+def numbers(values: Iterable[SupportsFloat]) -> str:
     """`number` of each, with commas: `0.017, 0.0087, 0.0039`."""
     return ", ".join(number(value) for value in values)
