@@ -105,5 +105,5 @@ METRICS: dict[str, Metric] = {
         "highest accuracy of a run; optimistic, it is a maximum",
         "far above final_accuracy: the run fell back",
     ),
-    "collapsed": Metric("0 or 1", "1 if the final accuracy is below half of the best", "1"),
+    "collapsed": Metric("0 or 1", "1 if the final accuracy is below half of the best, the start included", "1"),
 }

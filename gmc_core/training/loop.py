@@ -233,10 +233,10 @@ class _Run:
 
 
 def summarize(evaluations: list[dict[str, float]]) -> dict[str, float]:
-    """What a run comes to, from its evaluations (the one before training is kept out of the averages).
+    """What a run comes to, from its evaluations; the one before training is kept out of the averages.
 
     `area_under_curve` is the mean accuracy over the evaluations, `collapsed` is 1 when the final accuracy is below
-    half of the best.
+    half of the best, the one before training included: a run that is at 0 ever after has collapsed.
     """
     accuracy = [row["accuracy"] for row in evaluations if row["update"] > 0]
     return {
@@ -244,7 +244,7 @@ def summarize(evaluations: list[dict[str, float]]) -> dict[str, float]:
         "final_accuracy": accuracy[-1],
         "best_accuracy": max(accuracy),
         "area_under_curve": sum(accuracy) / len(accuracy),
-        "collapsed": float(accuracy[-1] < 0.5 * max(accuracy)),
+        "collapsed": float(accuracy[-1] < 0.5 * max(row["accuracy"] for row in evaluations)),
     }
 
 

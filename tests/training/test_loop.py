@@ -13,7 +13,7 @@ from gmc_core import paths
 from gmc_core.estimators import METRICS
 from gmc_core.training.checkpoints import load_checkpoint
 from gmc_core.training.learner import Learner
-from gmc_core.training.loop import train
+from gmc_core.training.loop import summarize, train
 from gmc_core.training.run_config import LATER_FIELDS, RunConfig
 from gmc_core.training.run_directory import CHECKPOINT, RunClaimedError, RunDirectory
 from gmc_core.training.staleness import FixedDelay
@@ -156,3 +156,19 @@ def test_training_improves_the_policy(tmp_path):
     record = train(RunConfig(updates=15, evaluation_every=15, evaluation_prompts=512), root=tmp_path)
     start, end = (row["accuracy"] for row in record.evaluations)
     assert end > start + 0.15, f"sampled accuracy went from {start:.3f} to {end:.3f} in 15 on-policy updates"
+
+
+def test_summary_counts_a_run_that_never_rose_as_collapsed():
+    def rows(*accuracy):
+        return [{"update": 10 * k, "accuracy": value} for k, value in enumerate(accuracy)]
+
+    assert summarize(rows(0.2, 0.0, 0.0))["collapsed"] == 1.0
+    assert summarize(rows(0.2, 0.9, 0.4))["collapsed"] == 1.0
+    fine = summarize(rows(0.2, 0.9, 0.6))
+    assert fine == {
+        "initial_accuracy": 0.2,
+        "final_accuracy": 0.6,
+        "best_accuracy": 0.9,
+        "area_under_curve": 0.75,
+        "collapsed": 0.0,
+    }
