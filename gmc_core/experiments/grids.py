@@ -57,8 +57,8 @@ Question: what does the age of the rollouts do to GRPO on a small Qwen3, and whi
   large delays, not of a long run at a large delay.
 - Nothing is left out: every run of the grid is in the tables, collapsed ones included.
 
-Amended 2026-11-30, after a first look at the results: the accuracy before training counts as a best, so that a run which
-never leaves 0 has collapsed too.
+Amended 2026-11-30, after a first look at the results: the accuracy before training counts as a best, so that a run
+which never leaves 0 has collapsed too.
 """,
     configs=staleness_grid(FIRST_ESTIMATORS, (0, 32, 64), (0, 1, 2), RunConfig()),
 )
