@@ -194,6 +194,8 @@ def test_what_is_said_of_the_noise(data):
     for key in ("final", "area"):
         seeds = np.stack([data(key, name, 0) for name in names])
         assert f"{np.ptp(seeds, axis=0).max():.3f}" in text
+        for name in ("tic_truncate", "tic_mask", "is"):
+            assert (data(key, name, 0) == data(key, "gmc", 0)).all()
     runs = load_runs("first_staleness").with_config("evaluations").query("delay == 0 and seed == 2 and update == 20")
     assert len(runs) == 8 and runs["accuracy"].between(0.15, 0.25).all()
 
@@ -228,6 +230,9 @@ def test_what_is_said_of_delay_32(data):
     }  # fmt: skip
     finals = {name: data("final", name, 32).mean() for name in lost}
     assert max(finals, key=finals.get) == "tic_truncate"
+    areas = {name: data("area", name, 32).mean() for name in lost}
+    assert max(areas, key=areas.get) == "gmc"
+    assert f"({areas['gmc']:.3f} against {areas['tic_truncate']:.3f})" in text
 
 
 def test_what_is_said_of_the_lost_run(tables):
@@ -237,6 +242,9 @@ def test_what_is_said_of_the_lost_run(tables):
     assert abs(rows.loc[82, "log_mass_mean"]) < 0.05 and round(rows.loc[84, "log_mass_mean"]) == -24 and "-24" in text
     assert rows.loc[82:84, "weight_max"].max() < 1.2 and (rows.loc[[82, 83], "update_length"] > 0.9 * 0.06).all()
     assert (rows.loc[84:, "weight_mean"] < 1e-3).mean() > 0.9
+    low = tables.with_config("metrics").query("delay == 32 and log_mass_mean < -5")
+    assert len(low.query("estimator == 'gmc' and seed == 0")) == 2  # and that run ends at 0.934
+    assert low.query("estimator in ['gmc', 'snis', 'is']").groupby(["estimator", "seed"])["update"].min().min() == 68
     evaluations = tables.with_config("evaluations").query("delay == 32 and estimator == 'tic_truncate' and seed == 1")
     low = evaluations.set_index("update")["accuracy"]
     assert f"accuracy {low[90]:.3f} at update 90" in text and low[100] > 0.9
