@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gmc_core.estimators.metrics import METRICS
 from gmc_core.reporting.figure_style import HEADLINE, estimator_style
 from gmc_core.reporting.figures.staleness import experiment_of
 from gmc_core.reporting.profiles import Profile
@@ -115,9 +114,3 @@ def _draw_panel(ax: Axes, names: list[str], update: np.ndarray, values: np.ndarr
         ticks = [t for t in (1, 0, -1, -3, -10, -30, -100) if ax.get_ylim()[0] <= t <= ax.get_ylim()[1]]
         ax.set_yticks(ticks, [str(t) for t in ticks])
         ax.minorticks_off()
-
-
-def describe(metric: str) -> str:
-    """What a panel's metric is and what a bad value looks like, from METRICS."""
-    entry = METRICS[metric]
-    return f"{entry.meaning} ({entry.unit}); a bad value: {entry.bad}"
