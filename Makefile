@@ -44,6 +44,7 @@ $(STAMP):
 
 figures: $(STAMP)  ## run the notebooks headlessly and draw every figure (PROFILE, ONLY)
 	@$(RUN_NOTEBOOKS) --profile $(PROFILE) $(if $(ONLY),--only $(ONLY))
+	@$(if $(ONLY),,echo; echo 'What of the abstract holds here (README, "What holds"):'; $(PY) -m gmc_core.reporting.claims)
 
 test: export HF_HUB_OFFLINE := 1
 test: lint  ## lint, tests, all notebooks in the smoke profile, outputs of 01-04 checked
