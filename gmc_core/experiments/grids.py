@@ -1,82 +1,40 @@
-"""Named, versioned experiments: which runs, why these, and how the setting was chosen. Written before they are run."""
+"""Every experiment by name, in the order in which they can be run: one that needs another comes after it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from gmc_core.experiments.experiment import Experiment
+from gmc_core.experiments.studies.advantage import ADVANTAGE
+from gmc_core.experiments.studies.fidelity import FIDELITY
+from gmc_core.experiments.studies.first_staleness import FIRST_STALENESS
+from gmc_core.experiments.studies.group_size import GROUP_SIZE
+from gmc_core.experiments.studies.length import LENGTH
+from gmc_core.experiments.studies.main import MAIN, MAIN_TUNING
+from gmc_core.experiments.studies.mean_and_shape import MEAN_AND_SHAPE
+from gmc_core.experiments.studies.mixture import MIXTURE, MIXTURE_TUNING
+from gmc_core.experiments.studies.optimizer import OPTIMIZER
+from gmc_core.experiments.studies.smoke import SMOKE
+from gmc_core.experiments.studies.starting_accuracy import STARTING_ACCURACY
+from gmc_core.experiments.studies.threshold import THRESHOLD
 
-from gmc_core.training.run_config import RunConfig
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """`configs` are its runs; `protocol` is the text committed beside the results (question, choices, definitions)."""
-
-    name: str
-    version: int
-    question: str
-    protocol: str
-    configs: tuple[RunConfig, ...]
-
-
-def staleness_grid(
-    estimators: Sequence[str], delays: Sequence[int], seeds: Sequence[int], base: RunConfig
-) -> tuple[RunConfig, ...]:
-    """Every estimator x delay x seed, seeds outermost so that a first picture of everything comes early."""
-    return tuple(
-        base.replace(estimator=estimator, delay=delay, seed=seed)
-        for seed in seeds
-        for delay in delays
-        for estimator in estimators
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        FIRST_STALENESS,
+        MAIN_TUNING,
+        MAIN,
+        MEAN_AND_SHAPE,
+        FIDELITY,
+        OPTIMIZER,
+        GROUP_SIZE,
+        THRESHOLD,
+        LENGTH,
+        STARTING_ACCURACY,
+        ADVANTAGE,
+        MIXTURE_TUNING,
+        MIXTURE,
+        SMOKE,
     )
-
-
-FIRST_ESTIMATORS = ("gmc", "tic_truncate", "tic_mask", "is", "snis", "ppo_clip", "cispo", "uncorrected")
-
-FIRST_STALENESS = Experiment(
-    name="first_staleness",
-    version=1,
-    question="What does the age of the rollouts do to GRPO on a small Qwen3, and which weights repair it?",
-    protocol="""\
-# Protocol: first_staleness, version 1 (written 2026-11-29, before the runs)
-
-Question: what does the age of the rollouts do to GRPO on a small Qwen3, and which weights repair it?
-
-- Model: the committed warm start `data/tiny_qwen3` (0.45 M parameters). Task: `running_sums`, six digits.
-- Runs: gmc, tic_truncate, tic_mask, is, snis, ppo_clip, cispo, uncorrected x delay 0, 32, 64 updates x seeds 0, 1, 2.
-  The same seed gives the same prompts to every estimator.
-- Setting: SGD, step size 0.2, gradient norm clipped at 0.3, 8 prompts x 16 rollouts an update, 100 updates, epsilon 0.2
-  (ppo_clip 0.2 / 0.2, cispo upper bound 0.2), std-normalised advantages, loss divided by prompts x rollouts x maximal
-  length. **This setting was found by search** in exploratory runs (on another warm start of the same recipe) that were
-  not tuned per method: one common step size for all. A weight's mean acts like a step size, so a difference between
-  methods here is not yet a verdict; the tuned comparison is a separate experiment.
-- Measured: accuracy of one sampled response (temperature 1) to each of 256 fixed prompts, before training and every
-  10 updates. Final accuracy is the last of them, the area under the curve is the mean of those after training began.
-  A run has collapsed when its final accuracy is below half of its best.
-- With 100 updates and a delay of 64, two thirds of a run learn from the initial policy: this is a first picture of
-  large delays, not of a long run at a large delay.
-- Nothing is left out: every run of the grid is in the tables, collapsed ones included.
-
-Amended 2026-11-30, after a first look at the results: the accuracy before training counts as a best, so that a run
-which never leaves 0 has collapsed too.
-""",
-    configs=staleness_grid(FIRST_ESTIMATORS, (0, 32, 64), (0, 1, 2), RunConfig()),
-)
-
-SMOKE = Experiment(
-    name="smoke",
-    version=1,
-    question="Does every part run?",
-    protocol="Protocol: smoke. Tiny runs that show that every part works; their numbers mean nothing.\n",
-    configs=staleness_grid(
-        ("gmc", "tic_truncate", "uncorrected"),
-        (0, 2),
-        (0,),
-        RunConfig(updates=4, evaluation_every=2, evaluation_prompts=16, prompts_per_update=2, group_size=4),
-    ),
-)
-
-EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (FIRST_STALENESS, SMOKE)}
+}
 
 
 def get_experiment(name: str) -> Experiment:

@@ -1,22 +1,25 @@
 """Run the missing runs of an experiment, several processes side by side, and compact them into its tables.
 
 A run belongs to one process at a time, so any number of these may work on one experiment. A run that fails is reported
-at the end; the others go on. Each process computes on one thread, which is fastest for a model of this size.
+at the end; the others go on. Each process computes on one thread, which is fastest for a model of this size. A run that
+another experiment has finished is copied from there: studies share runs with the main grid.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
 from gmc_core import paths
-from gmc_core.experiments.grids import Experiment
+from gmc_core.experiments.experiment import Experiment
+from gmc_core.experiments.probing import ProbeSchedule
 from gmc_core.reporting.run_records import Runs, load_runs, write_tables
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.run_directory import RunClaimedError, RunRecord
@@ -25,16 +28,23 @@ from gmc_core.training.run_directory import RunClaimedError, RunRecord
 @dataclass
 class GridReport:
     """What happened: `records` of finished runs in the order of the grid, `failed` run ids with their errors, `claimed`
-    run ids that other processes are still working on."""
+    run ids that other processes are still working on, `left` run ids for which there was no time."""
 
     experiment: Experiment
     records: list[RunRecord] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     claimed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
         return len(self.records) == len(self.experiment.configs)
+
+    def problems(self) -> list[str]:
+        """One line per reason why the experiment is not complete."""
+        lines = [f"{run_id}: {error}" for run_id, error in self.failed.items()]
+        lines += [f"{run_id}: claimed by another process" for run_id in self.claimed]
+        return lines + ([f"{len(self.left)} runs for which there was no time"] if self.left else [])
 
 
 def run_experiment(
@@ -43,31 +53,44 @@ def run_experiment(
     processes: int = 2,
     build_root: Path | None = None,
     report: Callable[[str], None] | None = None,
+    deadline: float | None = None,
 ) -> GridReport:
     """Finish every run of the experiment (finished records are reused, interrupted ones resume).
 
-    `report` receives one line per finished run, with an estimate of the time left (default: stderr).
+    `report` receives one line per finished run, with an estimate of the time left (default: stderr). `deadline`: no run
+    is started after this time of `time.monotonic()`; those under way are finished.
     """
     report = report or (lambda line: print(line, file=sys.stderr, flush=True))
     root = (build_root or paths.BUILD_RUNS) / experiment.name
     result, done, started = GridReport(experiment), {}, time.perf_counter()
-    total = len(experiment.configs)
+    total, fresh = len(experiment.configs), 0
+    waiting = list(experiment.configs)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ProcessPoolExecutor(min(processes, total), mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        futures = {pool.submit(_train, config, root): config for config in experiment.configs}
-        for count, future in enumerate(as_completed(futures), start=1):
-            config = futures[future]
-            try:
-                done[config.run_id] = record = future.result()
-                outcome = f"final accuracy {record.summary['final_accuracy']:.3f}"
-            except RunClaimedError:
-                result.claimed.append(config.run_id)
-                outcome = "left to another process"
-            except Exception as error:
-                result.failed[config.run_id] = f"{type(error).__name__}: {error}"
-                outcome = f"FAILED ({result.failed[config.run_id]})"
-            left = (time.perf_counter() - started) / count * (total - count)
-            report(f"[{count}/{total}] {config.run_id}: {outcome}; about {left / 60:.1f} min left")
+        running: dict[Future, RunConfig] = {}
+        while waiting or running:
+            while waiting and len(running) < processes and not (deadline and time.monotonic() >= deadline):
+                config = waiting.pop(0)
+                running[pool.submit(_train, config, root, experiment.probe)] = config
+            if not running:
+                break  # no time for what is waiting
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                config = running.pop(future)
+                try:
+                    done[config.run_id], new = future.result()
+                    fresh += new
+                    outcome = f"final accuracy {done[config.run_id].summary['final_accuracy']:.3f}"
+                except RunClaimedError:
+                    result.claimed.append(config.run_id)
+                    outcome = "left to another process"
+                except Exception as error:
+                    result.failed[config.run_id] = f"{type(error).__name__}: {error}"
+                    outcome = f"FAILED ({result.failed[config.run_id]})"
+                settled = total - len(waiting) - len(running)
+                rate = (time.perf_counter() - started) / max(fresh, 1)
+                minutes = rate * (total - settled) / 60
+                report(f"[{settled}/{total}] {config.run_id}: {outcome}; about {minutes:.1f} min left")
+    result.left = [config.run_id for config in waiting]
     result.records = [done[config.run_id] for config in experiment.configs if config.run_id in done]
     return result
 
@@ -80,6 +103,7 @@ def experiment_tables(
     tables_root: Path | None = None,
     build_root: Path | None = None,
     report: Callable[[str], None] | None = None,
+    deadline: float | None = None,
 ) -> Runs:
     """The tables of the experiment: as committed if they are this version's, else (or with `recompute`) from its runs.
 
@@ -92,16 +116,32 @@ def experiment_tables(
                 return tables
         except FileNotFoundError:
             pass
-    outcome = run_experiment(experiment, processes=processes, build_root=build_root, report=report)
+    outcome = run_experiment(experiment, processes=processes, build_root=build_root, report=report, deadline=deadline)
     if not outcome.complete:
-        problems = [f"{run_id}: {error}" for run_id, error in outcome.failed.items()]
-        problems += [f"{run_id}: claimed by another process" for run_id in outcome.claimed]
+        missing = len(experiment.configs) - len(outcome.records)
         raise RuntimeError(
-            f"{len(problems)} of {len(experiment.configs)} runs of {experiment.name} are not finished (finished ones "
-            "are kept; run again to go on):\n  " + "\n  ".join(problems)
+            f"{missing} of {len(experiment.configs)} runs of {experiment.name} are not finished (finished ones "
+            "are kept; run again to go on):\n  " + "\n  ".join(outcome.problems())
         )
-    write_tables(experiment.name, experiment.version, experiment.protocol, outcome.records, root=tables_root)
+    probes = None
+    if experiment.probe is not None:
+        probes = {record.config.run_id: experiment.probe.rows(record.path) for record in outcome.records}
+    write_tables(
+        experiment.name,
+        experiment.version,
+        experiment.protocol,
+        outcome.records,
+        probes=probes,
+        keep_metrics=experiment.keep_metrics,
+        root=tables_root,
+    )
     return load_runs(experiment.name, root=tables_root)
+
+
+def finished_elsewhere(config: RunConfig, root: Path) -> Path | None:
+    """The folder of this run in another experiment beside `root`, if it is finished there."""
+    found = sorted(path.parent for path in root.parent.glob(f"*/{config.run_id}/summary.json"))
+    return next((folder for folder in found if folder.parent != root), None)
 
 
 def _one_thread() -> None:
@@ -110,7 +150,20 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _train(config: RunConfig, root: Path) -> RunRecord:
+def _train(config: RunConfig, root: Path, probe: ProbeSchedule | None) -> tuple[RunRecord, bool]:
+    """The record, and whether anything had to be computed for it."""
     from gmc_core.training.loop import train
 
-    return train(config, root=root)
+    folder = root / config.run_id
+    new = not (folder / "summary.json").exists()
+    if probe is not None:
+        return train(config, root=root, observe=probe.observer(folder)), new
+    if not folder.exists() and (other := finished_elsewhere(config, root)) is not None:
+        copy = root / f".{config.run_id}.copy-{os.getpid()}"
+        shutil.copytree(other, copy)
+        try:
+            copy.rename(folder)  # whole or not at all
+        except OSError:  # another process was faster
+            shutil.rmtree(copy)
+        new = False
+    return train(config, root=root), new

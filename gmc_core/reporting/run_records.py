@@ -5,6 +5,7 @@ data/runs/<experiment>/
     runs.csv              one row per run: config, summary, seconds
     metrics.parquet       one row per update: run_id and the metrics of METRICS
     evaluations.parquet   one row per evaluation
+    probes.parquet        one row per fidelity probe, group size and estimator (experiments with probes)
     provenance.json       commit, lock, versions, machine; hash of the tables
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,20 +23,24 @@ from gmc_core.files import write_atomically
 from gmc_core.training.run_directory import DamagedRecordError, RunRecord
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
-_TABLES = ("runs.csv", "metrics.parquet", "evaluations.parquet")
+_TABLES = ("runs.csv", "metrics.parquet", "evaluations.parquet", "probes.parquet")
+_OPTIONAL = {"probes.parquet"}
+MANTISSA_BITS = 12  # kept of the 23 of a single-precision metric: a relative error below 2^-13
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The tables of one experiment. `runs.run_id` joins them."""
+    """The tables of one experiment. `runs.run_id` joins them. `probes` is None for an experiment without."""
 
     name: str
     runs: pd.DataFrame
     metrics: pd.DataFrame
     evaluations: pd.DataFrame
     provenance: dict[str, Any]
+    probes: pd.DataFrame | None = None
 
     @property
     def data_hash(self) -> str:
@@ -64,29 +69,41 @@ def load_runs(experiment: str, *, root: Path | None = None) -> Runs:
         runs = pd.read_csv(folder / "runs.csv")
         metrics = pd.read_parquet(folder / "metrics.parquet")
         evaluations = pd.read_parquet(folder / "evaluations.parquet")
+        probes = pd.read_parquet(folder / "probes.parquet") if (folder / "probes.parquet").exists() else None
     except Exception as error:  # whatever pandas and pyarrow raise for a broken file
         raise DamagedRecordError(f"the tables in {folder} cannot be read ({error}); {again}") from error
     if found != provenance.get("tables"):
         raise DamagedRecordError(
             f"the tables in {folder} have hash {found}, their provenance says {provenance.get('tables')}; {again}"
         )
-    return Runs(experiment, runs, metrics, evaluations, provenance)
+    return Runs(experiment, runs, metrics, evaluations, provenance, probes)
 
 
 def tables_hash(folder: Path) -> str:
-    """SHA-256 over the three tables, 16 hex digits."""
+    """SHA-256 over the tables, 16 hex digits."""
     digest = hashlib.sha256()
     for name in _TABLES:
+        if name in _OPTIONAL and not (folder / name).exists():
+            continue
         digest.update((folder / name).read_bytes())
     return digest.hexdigest()[:16]
 
 
 def write_tables(
-    experiment: str, version: int, protocol: str, records: Sequence[RunRecord], *, root: Path | None = None
+    experiment: str,
+    version: int,
+    protocol: str,
+    records: Sequence[RunRecord],
+    *,
+    probes: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    keep_metrics: bool = True,
+    root: Path | None = None,
 ) -> Path:
     """Compact finished records into the tables of `experiment`; returns their folder.
 
-    Metrics are stored in single precision: the records are exact, the tables are what is plotted.
+    The records are exact, the tables are what is plotted: metrics are stored in single precision, rounded to
+    `MANTISSA_BITS` bits, which halves their size; without `keep_metrics` that table keeps its columns and no rows.
+    `probes` holds the rows of the fidelity probes of each run id.
     """
     import pandas as pd
 
@@ -104,12 +121,13 @@ def write_tables(
         metric_frames.append(pd.DataFrame(record.metrics).assign(run_id=record.config.run_id))
         evaluation_frames.append(pd.DataFrame(record.evaluations).assign(run_id=record.config.run_id))
     pd.DataFrame(run_rows).to_csv(folder / "runs.csv", index=False)
-    for name, frames in (("metrics", metric_frames), ("evaluations", evaluation_frames)):
-        table = pd.concat(frames, ignore_index=True)
-        floats = table.select_dtypes("float64").columns
-        table[floats] = table[floats].astype("float32")
-        table["run_id"] = table["run_id"].astype("category")
-        table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
+    _write_parquet(folder / "metrics.parquet", metric_frames, rounded=True, rows=keep_metrics)
+    _write_parquet(folder / "evaluations.parquet", evaluation_frames)
+    (folder / "probes.parquet").unlink(missing_ok=True)
+    if probes is not None:
+        _write_parquet(
+            folder / "probes.parquet", [pd.DataFrame(rows).assign(run_id=run_id) for run_id, rows in probes.items()]
+        )
     (folder / "protocol.md").write_text(protocol, encoding="utf-8")
     first = {key: value for key, value in records[0].provenance.items() if key not in ("seconds", "seed")}
     commits = sorted({str(record.provenance["commit"]) for record in records})
@@ -125,3 +143,30 @@ def write_tables(
     }
     write_atomically(folder / "provenance.json", (json.dumps(provenance, indent=2) + "\n").encode())
     return folder
+
+
+def _write_parquet(path: Path, frames: Sequence[pd.DataFrame], *, rounded: bool = False, rows: bool = True) -> None:
+    import pandas as pd
+
+    table = pd.concat(frames, ignore_index=True)
+    floats = table.select_dtypes("float64").columns
+    table[floats] = table[floats].astype("float32")
+    if rounded:
+        for name in floats:
+            table[name] = round_mantissa(table[name].to_numpy())
+    table["run_id"] = table["run_id"].astype("category")
+    if not rows:
+        table = table.iloc[:0]
+    split = [name for name in floats] if rounded else False
+    table.to_parquet(path, index=False, compression="zstd", use_dictionary=["run_id"], use_byte_stream_split=split)
+
+
+def round_mantissa(values: np.ndarray, bits: int = MANTISSA_BITS) -> np.ndarray:
+    """float32 values rounded to `bits` bits of mantissa; NaN and infinities stay. Fewer bits compress better."""
+    import numpy as np
+
+    drop = 23 - bits
+    with np.errstate(over="ignore"):
+        raw = values.astype(np.float32).view(np.uint32)
+        rounded = ((raw + np.uint32(1 << (drop - 1))) >> np.uint32(drop)) << np.uint32(drop)
+    return np.where(np.isfinite(values), rounded.view(np.float32), values).astype(np.float32)

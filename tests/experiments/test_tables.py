@@ -2,13 +2,14 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from gmc_core import METRICS, load_runs
 from gmc_core.experiments.grids import EXPERIMENTS, get_experiment
 from gmc_core.experiments.run_grid import experiment_tables, run_experiment
-from gmc_core.reporting.run_records import write_tables
+from gmc_core.reporting.run_records import round_mantissa, write_tables
 from gmc_core.training.run_directory import DamagedRecordError
 
 SMOKE = get_experiment("smoke")
@@ -71,7 +72,7 @@ def test_a_failing_run_is_named_and_the_others_are_kept(folders, tmp_path):
     from dataclasses import replace
 
     broken = SMOKE.configs[0].replace(model=str(tmp_path / "nowhere"))
-    experiment = replace(SMOKE, configs=(broken, SMOKE.configs[1]))
+    experiment = replace(SMOKE, runs=(broken, SMOKE.configs[1]))
     outcome = run_experiment(experiment, processes=1, build_root=folders[1], report=lambda line: None)
     assert list(outcome.failed) == [broken.run_id] and "FileNotFoundError" in outcome.failed[broken.run_id]
     assert [record.config.run_id for record in outcome.records] == [SMOKE.configs[1].run_id]
@@ -87,16 +88,54 @@ def test_a_failing_run_is_named_and_the_others_are_kept(folders, tmp_path):
 
 
 def test_committed_tables_belong_to_their_experiments():
-    """Every committed table holds exactly the runs of its grid, and its protocol is the grid's."""
+    """Every committed table holds exactly the runs of its grid, made from the committed models."""
     from gmc_core import paths
 
-    committed = [folder for folder in sorted(paths.COMMITTED_RUNS.iterdir()) if folder.is_dir()]
+    committed = [folder for folder in sorted(paths.COMMITTED_RUNS.iterdir()) if (folder / "provenance.json").exists()]
     assert committed, "no committed run tables"
     for folder in committed:
         experiment = EXPERIMENTS[folder.name]
         runs = load_runs(folder.name)
         assert set(runs.runs["run_id"]) == {config.run_id for config in experiment.configs}
         assert runs.provenance["version"] == experiment.version
-        assert (folder / "protocol.md").read_text(encoding="utf-8") == experiment.protocol
-        warm_start = json.loads((paths.TINY_QWEN3 / "warm_start.json").read_text())["fingerprint"]
-        assert set(runs.runs["model_fingerprint"]) == {warm_start}
+        assert (runs.probes is not None) == (experiment.probe is not None)
+        for model, group in runs.runs.groupby("model"):
+            warm_start = json.loads((paths.ROOT / model / "warm_start.json").read_text())["fingerprint"]
+            assert set(group["model_fingerprint"]) == {warm_start}
+
+
+def test_committed_protocols_are_those_of_the_code():
+    from gmc_core import paths
+
+    for experiment in EXPERIMENTS.values():
+        path = paths.COMMITTED_RUNS / experiment.name / "protocol.md"
+        if experiment.name != "smoke":
+            assert path.read_text(encoding="utf-8") == experiment.protocol, f"{path}: run with --protocols"
+
+
+def test_tables_without_metrics_keep_the_columns(folders, tmp_path):
+    from dataclasses import replace
+
+    lean = replace(SMOKE, keep_metrics=False)
+    tables = experiment_tables(lean, recompute=True, tables_root=tmp_path, build_root=folders[1], report=lambda _: None)
+    full = load_runs("smoke", root=folders[0])
+    assert len(tables.metrics) == 0 and list(tables.metrics.columns) == list(full.metrics.columns)
+    pd.testing.assert_frame_equal(tables.evaluations, full.evaluations)
+
+
+def test_metrics_are_rounded_by_less_than_they_are_plotted_at(folders):
+    values = np.float32([0.0, 1.0, -1.0, 1 / 3, -1e-20, 123456.7, 3.4e38, np.nan, np.inf, -np.inf])
+    rounded = round_mantissa(values)
+    np.testing.assert_allclose(rounded[:6], values[:6], rtol=2.0**-13)
+    np.testing.assert_array_equal(rounded[7:], values[7:])
+    assert (rounded[[0, 1, 2]] == values[[0, 1, 2]]).all()
+    assert (rounded[:6].view(np.uint32) % 2**11 == 0).all()
+    records = [json.loads(line) for line in _lines(folders[1] / "smoke" / SMOKE.configs[0].run_id / "metrics.jsonl")]
+    table = load_runs("smoke", root=folders[0]).metrics
+    own = table[table["run_id"] == SMOKE.configs[0].run_id]
+    for name in ("loss", "log_mass_mean", "grad_norm"):
+        np.testing.assert_allclose(own[name], [row[name] for row in records], rtol=2.0**-13)
+
+
+def _lines(path):
+    return path.read_text().splitlines()
