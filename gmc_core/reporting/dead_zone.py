@@ -7,8 +7,8 @@ A run is *dead* at an update when the mean over groups of log M is at most `log_
 group has mass 0. A *stretch* is at least `at_least` dead updates in a row, so that one bad batch does not count. M of
 update u is measured before its step, so the first suspect for a stretch that starts at u is update u - 1.
 
-A stretch that is left again is not always a recovery: once rollouts of the fallen policy itself arrive, their ratios are
-near 1 whatever they are worth. Accuracy tells the two apart.
+A stretch that is left again is not always a recovery: once rollouts of the fallen policy itself arrive, their ratios
+are near 1 whatever they are worth. Accuracy tells the two apart.
 """
 
 from __future__ import annotations
