@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from gmc_core.experiments.experiment import Experiment
 from gmc_core.experiments.probing import ProbeSchedule
 from gmc_core.reporting.run_records import Runs, load_runs, write_tables
 from gmc_core.training.run_config import RunConfig
-from gmc_core.training.run_directory import RunClaimedError, RunRecord
+from gmc_core.training.run_directory import DamagedRecordError, RunClaimedError, RunRecord
 
 
 @dataclass
@@ -66,7 +67,9 @@ def run_experiment(
     total, fresh = len(experiment.configs), 0
     waiting = list(experiment.configs)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with ProcessPoolExecutor(min(processes, total), mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+    with ProcessPoolExecutor(
+        min(processes, total), mp_context=get_context("spawn"), initializer=_start_worker, initargs=(os.getpid(),)
+    ) as pool:
         running: dict[Future, RunConfig] = {}
         while waiting or running:
             while waiting and len(running) < processes and not (deadline and time.monotonic() >= deadline):
@@ -105,49 +108,76 @@ def experiment_tables(
     report: Callable[[str], None] | None = None,
     deadline: float | None = None,
 ) -> Runs:
-    """The tables of the experiment: as committed if they are this version's, else (or with `recompute`) from its runs.
+    """The tables of the experiment: as committed if they hold its runs, else (or with `recompute`) from its runs.
 
-    Raises RuntimeError, naming the runs, when some could not be finished; finished runs are kept.
+    Runs in tables that are not complete yet are kept, whatever `recompute` says, and only the others are computed: a
+    large experiment grows over several sessions and machines, each of which commits what it has.
+    Raises RuntimeError, naming the runs, when some could not be finished; the tables then hold the finished ones.
     """
-    if not recompute:
-        try:
-            tables = load_runs(experiment.name, root=tables_root)
-            if set(tables.runs["run_id"]) == {config.run_id for config in experiment.configs}:
-                return tables
-        except FileNotFoundError:
-            pass
-    outcome = run_experiment(experiment, processes=processes, build_root=build_root, report=report, deadline=deadline)
-    if not outcome.complete:
-        missing = len(experiment.configs) - len(outcome.records)
-        raise RuntimeError(
-            f"{missing} of {len(experiment.configs)} runs of {experiment.name} are not finished (finished ones "
-            "are kept; run again to go on):\n  " + "\n  ".join(outcome.problems())
+    wanted = {config.run_id for config in experiment.configs}
+    try:
+        tables = load_runs(experiment.name, root=tables_root, allow_partial=True)
+    except FileNotFoundError:
+        tables = None
+    except DamagedRecordError:
+        if not recompute:
+            raise
+        tables = None
+    if tables is not None and not recompute and tables.complete and set(tables.runs["run_id"]) == wanted:
+        return tables
+    kept = tables if tables is not None and not tables.complete and tables.version == experiment.version else None
+    known = set(kept.runs["run_id"]) & wanted if kept is not None else set()
+    missing = tuple(config for config in experiment.configs if config.run_id not in known)
+    outcome = GridReport(experiment)
+    if missing:
+        outcome = run_experiment(
+            replace(experiment, runs=missing, tuning=None),
+            processes=processes,
+            build_root=build_root,
+            report=report,
+            deadline=deadline,
         )
-    probes = None
-    if experiment.probe is not None:
-        probes = {record.config.run_id: experiment.probe.rows(record.path) for record in outcome.records}
-    write_tables(
-        experiment.name,
-        experiment.version,
-        experiment.protocol,
-        outcome.records,
-        probes=probes,
-        keep_metrics=experiment.keep_metrics,
-        root=tables_root,
-    )
+    if outcome.records:
+        probes = None
+        if experiment.probe is not None:
+            probes = {record.config.run_id: experiment.probe.rows(record.path) for record in outcome.records}
+        write_tables(
+            experiment.name,
+            experiment.version,
+            experiment.protocol,
+            outcome.records,
+            probes=probes,
+            keep_metrics=experiment.keep_metrics,
+            earlier=kept,
+            order=[config.run_id for config in experiment.configs],
+            root=tables_root,
+        )
+    if len(known) + len(outcome.records) < len(wanted):
+        raise RuntimeError(
+            f"{len(wanted) - len(known) - len(outcome.records)} of {len(wanted)} runs of {experiment.name} are not "
+            "finished (finished ones are kept; run again to go on):\n  " + "\n  ".join(outcome.problems())
+        )
     return load_runs(experiment.name, root=tables_root)
+
+
+def _start_worker(parent: int) -> None:
+    """One thread, and an end with the parent: a killed parent must not leave workers that wait for ever."""
+    import torch
+
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)  # the run resumes from its last checkpoint
 
 
 def finished_elsewhere(config: RunConfig, root: Path) -> Path | None:
     """The folder of this run in another experiment beside `root`, if it is finished there."""
     found = sorted(path.parent for path in root.parent.glob(f"*/{config.run_id}/summary.json"))
     return next((folder for folder in found if folder.parent != root), None)
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def _train(config: RunConfig, root: Path, probe: ProbeSchedule | None) -> tuple[RunRecord, bool]:

@@ -46,16 +46,26 @@ class Runs:
     def data_hash(self) -> str:
         return self.provenance["tables"]
 
+    @property
+    def version(self) -> int:
+        return self.provenance["version"]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run of the experiment is here; tables that grow over several sessions are not until the end."""
+        return self.provenance.get("complete", True)
+
     def with_config(self, table: str, columns: Sequence[str] = ("estimator", "delay", "seed")) -> pd.DataFrame:
         """`metrics` or `evaluations` with columns of the run's config beside."""
         return getattr(self, table).merge(self.runs[["run_id", *columns]], on="run_id", validate="many_to_one")
 
 
-def load_runs(experiment: str, *, root: Path | None = None) -> Runs:
+def load_runs(experiment: str, *, root: Path | None = None, allow_partial: bool = False) -> Runs:
     """The committed tables of `experiment` (`root` defaults to data/runs).
 
-    Raises FileNotFoundError when there are none, DamagedRecordError when a table is unreadable or is not the one that
-    its provenance describes; both say how to make them again.
+    Raises FileNotFoundError when there are none, or only some of the runs so far (`allow_partial` accepts those),
+    DamagedRecordError when a table is unreadable or is not the one that its provenance describes; all say how to make
+    them.
     """
     import pandas as pd
 
@@ -76,7 +86,13 @@ def load_runs(experiment: str, *, root: Path | None = None) -> Runs:
         raise DamagedRecordError(
             f"the tables in {folder} have hash {found}, their provenance says {provenance.get('tables')}; {again}"
         )
-    return Runs(experiment, runs, metrics, evaluations, provenance, probes)
+    tables = Runs(experiment, runs, metrics, evaluations, provenance, probes)
+    if not tables.complete and not allow_partial:
+        raise FileNotFoundError(
+            f"the tables in {folder} hold {len(runs)} of {provenance['expected']} runs of {experiment!r} so far; "
+            f"`make experiments ONLY={experiment}` goes on"
+        )
+    return tables
 
 
 def tables_hash(folder: Path) -> str:
@@ -97,9 +113,14 @@ def write_tables(
     *,
     probes: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     keep_metrics: bool = True,
+    earlier: Runs | None = None,
+    order: Sequence[str] | None = None,
     root: Path | None = None,
 ) -> Path:
     """Compact finished records into the tables of `experiment`; returns their folder.
+
+    `order` names the runs of the experiment, in order (default: these records); with runs missing the tables are marked
+    as not complete. `earlier` holds tables of the same experiment whose runs are kept.
 
     The records are exact, the tables are what is plotted: metrics are stored in single precision, rounded to
     `MANTISSA_BITS` bits, which halves their size; without `keep_metrics` that table keeps its columns and no rows.
@@ -120,35 +141,54 @@ def write_tables(
         run_rows.append({"run_id": record.config.run_id} | config | options | record.summary | seconds | fingerprint)
         metric_frames.append(pd.DataFrame(record.metrics).assign(run_id=record.config.run_id))
         evaluation_frames.append(pd.DataFrame(record.evaluations).assign(run_id=record.config.run_id))
-    pd.DataFrame(run_rows).to_csv(folder / "runs.csv", index=False)
-    _write_parquet(folder / "metrics.parquet", metric_frames, rounded=True, rows=keep_metrics)
-    _write_parquet(folder / "evaluations.parquet", evaluation_frames)
+    probe_frames = [pd.DataFrame(rows).assign(run_id=run_id) for run_id, rows in (probes or {}).items()]
+    runs = pd.DataFrame(run_rows)
+    order = [record.config.run_id for record in records] if order is None else list(order)
+    if earlier is not None:
+        runs = pd.concat([earlier.runs[earlier.runs["run_id"].isin(order)], runs], ignore_index=True)
+        metric_frames = [_rows_of(earlier.metrics, order), *metric_frames]
+        evaluation_frames = [_rows_of(earlier.evaluations, order), *evaluation_frames]
+        if earlier.probes is not None:
+            probe_frames = [_rows_of(earlier.probes, order), *probe_frames]
+    runs = runs.sort_values("run_id", key=lambda ids: ids.map(order.index), kind="stable")
+    runs.to_csv(folder / "runs.csv", index=False)
+    _write_parquet(folder / "metrics.parquet", metric_frames, order, rounded=True, rows=keep_metrics)
+    _write_parquet(folder / "evaluations.parquet", evaluation_frames, order)
     (folder / "probes.parquet").unlink(missing_ok=True)
-    if probes is not None:
-        _write_parquet(
-            folder / "probes.parquet", [pd.DataFrame(rows).assign(run_id=run_id) for run_id, rows in probes.items()]
-        )
+    if probe_frames:
+        _write_parquet(folder / "probes.parquet", probe_frames, order)
     (folder / "protocol.md").write_text(protocol, encoding="utf-8")
     first = {key: value for key, value in records[0].provenance.items() if key not in ("seconds", "seed")}
-    commits = sorted({str(record.provenance["commit"]) for record in records})
+    before = earlier.provenance if earlier is not None else {"commits": [], "dirty": False, "cpu_seconds": 0.0}
+    commits = sorted({str(record.provenance["commit"]) for record in records} | set(before["commits"]))
+    cpu_seconds = before["cpu_seconds"] + sum(record.provenance["seconds"]["cpu"] for record in records)
     provenance = {
         "experiment": experiment,
         "version": version,
-        "runs": len(records),
+        "runs": len(runs),
+        "expected": len(order),
+        "complete": len(runs) == len(order),
         "tables": tables_hash(folder),
         "commits": commits,
-        "dirty": any(record.provenance["dirty"] for record in records),
-        "cpu_seconds": round(sum(record.provenance["seconds"]["cpu"] for record in records), 1),
+        "dirty": before["dirty"] or any(record.provenance["dirty"] for record in records),
+        "cpu_seconds": round(cpu_seconds, 1),
         **{key: value for key, value in first.items() if key not in ("commit", "dirty")},
     }
     write_atomically(folder / "provenance.json", (json.dumps(provenance, indent=2) + "\n").encode())
     return folder
 
 
-def _write_parquet(path: Path, frames: Sequence[pd.DataFrame], *, rounded: bool = False, rows: bool = True) -> None:
+def _rows_of(table: pd.DataFrame, run_ids: Sequence[str]) -> pd.DataFrame:
+    return table[table["run_id"].isin(run_ids)].astype({"run_id": str})
+
+
+def _write_parquet(
+    path: Path, frames: Sequence[pd.DataFrame], order: Sequence[str], *, rounded: bool = False, rows: bool = True
+) -> None:
     import pandas as pd
 
-    table = pd.concat(frames, ignore_index=True)
+    table = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
+    table = table.sort_values("run_id", key=lambda ids: ids.map(list(order).index), kind="stable", ignore_index=True)
     floats = table.select_dtypes("float64").columns
     table[floats] = table[floats].astype("float32")
     if rounded:

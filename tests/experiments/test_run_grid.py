@@ -70,3 +70,36 @@ def test_a_probe_that_is_there_is_not_made_again(tmp_path):
     (record.path / "summary.json").unlink()
     _train(SMALL.configs[0], tmp_path, probe)
     assert path.read_bytes() == first
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    """A killed command must not leave processes behind; its runs resume later."""
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    from gmc_core import paths
+
+    code = f"""
+from pathlib import Path
+from gmc_core.experiments.grids import get_experiment
+from gmc_core.experiments.run_grid import run_experiment
+if __name__ == "__main__":
+    run_experiment(get_experiment("first_staleness"), processes=1, build_root=Path({str(tmp_path)!r}))
+"""
+    script = tmp_path / "parent.py"
+    script.write_text(code)
+    environment = os.environ | {"PYTHONPATH": str(paths.ROOT)}
+    parent = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("first_staleness/*/metrics.jsonl")):
+        assert time.monotonic() < deadline and parent.poll() is None
+        time.sleep(0.1)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    (lock,) = tmp_path.glob("first_staleness/.*.lock")
+    from filelock import FileLock
+
+    with FileLock(lock, timeout=30):  # the worker held it and is gone
+        pass
