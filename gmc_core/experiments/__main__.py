@@ -7,6 +7,7 @@ in several sessions (`--minutes` bounds one) and by several processes or termina
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -17,20 +18,21 @@ from gmc_core.experiments.experiment import Experiment, placeholder
 from gmc_core.experiments.grids import EXPERIMENTS, get_experiment
 from gmc_core.experiments.protocols import write_protocols
 from gmc_core.experiments.run_grid import experiment_tables
+from gmc_core.reporting.run_records import load_runs
 
 
 def describe(experiment: Experiment) -> str:
-    """One line: runs, estimated CPU time, how many are finished in build/runs, what it waits for, question."""
+    """One line: runs, estimated CPU time, how many are finished and where, what it waits for, question."""
     hours = experiment_seconds(experiment) / 3600
     try:
         configs = experiment.configs
         folder = paths.BUILD_RUNS / experiment.name
         finished = sum((folder / config.run_id / "summary.json").exists() for config in configs)
-        state = f"{finished:4} in build/runs"
+        state = f"{finished} in build/runs"
     except FileNotFoundError:
         configs, state = experiment.configs_at(placeholder), f"needs {experiment.tuning}"
-    if (paths.COMMITTED_RUNS / experiment.name / "provenance.json").exists():
-        state = "tables in data/runs"
+    with contextlib.suppress(FileNotFoundError):
+        state = f"{len(load_runs(experiment.name, allow_partial=True).runs)} in data/runs"
     return f"{experiment.name:18} {len(configs):4} runs {hours:5.2f} h CPU  {state:20} {experiment.question}"
 
 

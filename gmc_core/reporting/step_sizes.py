@@ -51,6 +51,33 @@ def choose_step_sizes(runs: pd.DataFrame, by: Sequence[str] = ("estimator",)) ->
     return pd.DataFrame(rows, columns=[*by, "delay", "step_size", "score", "smoothed", "edge"])
 
 
+def split_by_choice(
+    fresh: pd.DataFrame, tuning: pd.DataFrame, by: Sequence[str] = ("estimator",), *, on_policy: str = "uncorrected"
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Fresh runs at the step size that the tuning runs choose, and those at any other (the next larger one).
+
+    The verdict is read from the first; the two are never pooled. At delay 0 a method that was not tuned has the choice
+    of the estimator `on_policy`, because rules whose weights are all 1 are one method there.
+    Raises: ValueError naming a method that was not tuned, or a choice at which no fresh run was made.
+    """
+    table = choose_step_sizes(tuning, by=by)
+    chosen = {(*(getattr(row, name) for name in by), row.delay): row.step_size for row in table.itertuples()}
+    stand_in = next((rate for key, rate in chosen.items() if key[0] == on_policy and key[-1] == 0), None)
+    at_choice = np.zeros(len(fresh), dtype=bool)
+    for key, rows in fresh.reset_index(drop=True).groupby([*by, "delay"], sort=False):
+        rate = chosen.get(key, stand_in if key[-1] == 0 else None)
+        if rate is None:
+            raise ValueError(f"{' '.join(map(str, key[:-1]))} at delay {key[-1]} was not tuned")
+        hit = np.isclose(rows["learning_rate"], rate, rtol=1e-6)
+        if not hit.any():
+            raise ValueError(
+                f"{' '.join(map(str, key[:-1]))} at delay {key[-1]} has no fresh run at the chosen step size {rate}: "
+                "the fresh runs were made from other tuning tables; run them again"
+            )
+        at_choice[rows.index[hit]] = True
+    return fresh[at_choice], fresh[~at_choice]
+
+
 def smoothed(scores: pd.DataFrame) -> pd.DataFrame:
     """Scores (delay x step size) averaged with weights 1-2-1 over neighbours; delay 0 has no neighbours in delay."""
     result = _along(scores.sort_index(axis=0).sort_index(axis=1), axis=1)

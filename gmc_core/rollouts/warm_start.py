@@ -26,7 +26,11 @@ from gmc_core.rollouts.tiny_qwen3 import character_tokenizer, tiny_qwen3
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The recipe. `corruption` is the probability that the noisy teacher gets one running sum wrong."""
+    """The recipe. `corruption` is the probability that the noisy teacher gets one running sum wrong.
+
+    `shorter` holds (digits, clean steps) of tasks that come first, shortest first: a long task is hardly learnt from
+    scratch, and soon from the next shorter one.
+    """
 
     digits: int = 6
     clean_steps: int = 240
@@ -37,6 +41,7 @@ class WarmStart:
     corruption: float = 0.33
     seed: int = 0
     evaluation_prompts: int = 4096
+    shorter: tuple[tuple[int, int], ...] = ()
 
 
 def teacher_batch(
@@ -56,17 +61,21 @@ def teacher_batch(
 
 def train_warm_start(recipe: WarmStart, *, progress=print) -> tuple[Policy, dict[str, float | int]]:
     """Train from scratch; returns the policy and what was measured: sampled accuracy after each phase, with its n."""
-    task, tokenizer, model = RunningSums(recipe.digits), character_tokenizer(), tiny_qwen3(recipe.seed)
+    tokenizer, model = character_tokenizer(), tiny_qwen3(recipe.seed)
     generator = stream_generator(recipe.seed, "warm start")
-    prompt_length = 2 * recipe.digits
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.clean_learning_rate)
     measured: dict[str, float | int] = {"evaluation_prompts": recipe.evaluation_prompts}
     phases = (
-        ("clean", recipe.clean_steps, recipe.clean_learning_rate, 0.0),
-        ("noisy", recipe.noisy_steps, recipe.noisy_learning_rate, recipe.corruption),
+        *(
+            (f"clean_{digits}_digits", digits, steps, recipe.clean_learning_rate, 0.0)
+            for digits, steps in recipe.shorter
+        ),
+        ("clean", recipe.digits, recipe.clean_steps, recipe.clean_learning_rate, 0.0),
+        ("noisy", recipe.digits, recipe.noisy_steps, recipe.noisy_learning_rate, recipe.corruption),
     )
     started = time.perf_counter()
-    for phase, steps, learning_rate, corruption in phases:
+    for phase, digits, steps, learning_rate, corruption in phases:
+        task, prompt_length = RunningSums(digits), 2 * digits
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         for step in range(steps):
@@ -81,6 +90,8 @@ def train_warm_start(recipe: WarmStart, *, progress=print) -> tuple[Policy, dict
                     f"{phase} step {step + 1}/{steps}: loss {loss.item():.3f} ({time.perf_counter() - started:.0f} s)"
                 )
         policy = Policy(model, tokenizer, (tokenizer.eos_token_id,), weights_fingerprint(model))
+        if digits != recipe.digits:
+            continue
         measured[f"accuracy_after_{phase}"] = warm_start_accuracy(policy, recipe)
         progress(f"{phase} phase done: sampled accuracy {measured[f'accuracy_after_{phase}']:.3f}")
     return policy, measured
@@ -116,8 +127,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--corruption", type=float, default=0.33)
     parser.add_argument("--clean-steps", type=int, default=240)
     parser.add_argument("--noisy-steps", type=int, default=120)
+    parser.add_argument(
+        "--shorter",
+        nargs="*",
+        default=[],
+        metavar="DIGITS:STEPS",
+        help="clean steps on shorter tasks before, e.g. 6:240",
+    )
     arguments = vars(parser.parse_args(argv))
     output = arguments.pop("output")
+    arguments["shorter"] = tuple(tuple(map(int, entry.split(":"))) for entry in arguments["shorter"])
     recipe = WarmStart(**arguments)
     torch.set_num_threads(1)
     policy, measured = train_warm_start(recipe, progress=lambda line: print(line, file=sys.stderr))

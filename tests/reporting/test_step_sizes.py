@@ -5,7 +5,7 @@ import itertools
 import pandas as pd
 import pytest
 
-from gmc_core.reporting.step_sizes import choose_step_sizes, common_step_size, smoothed
+from gmc_core.reporting.step_sizes import choose_step_sizes, common_step_size, smoothed, split_by_choice
 
 RATES = (0.05, 0.1, 0.2)
 
@@ -87,3 +87,18 @@ def test_the_common_step_size_is_best_on_average():
     assert common_step_size(table) == max(by_hand, key=by_hand.get) == 0.1
     with pytest.raises(ValueError, match="same step sizes"):
         common_step_size(table[~((table["estimator"] == "a") & (table["learning_rate"] == 0.1))])
+
+
+def fresh(*rows):
+    return pd.DataFrame(rows, columns=["estimator", "delay", "learning_rate", "seed"], index=range(50, 50 + len(rows)))
+
+
+def test_fresh_runs_are_split_at_the_choice():
+    tuned = tuning({("gmc", 8): [0.9, 0.5, 0.1], ("uncorrected", 0): [0.1, 0.5, 0.9]})
+    runs = fresh(("gmc", 8, 0.05, 1), ("gmc", 8, 0.1, 1), ("gmc", 0, 0.2, 1), ("gmc", 8, 0.05, 2))
+    chosen, larger = split_by_choice(runs, tuned)
+    assert chosen.index.tolist() == [50, 52, 53] and larger.index.tolist() == [51]
+    with pytest.raises(ValueError, match="snis at delay 8 was not tuned"):
+        split_by_choice(fresh(("snis", 8, 0.05, 1)), tuned)
+    with pytest.raises(ValueError, match=r"gmc at delay 8 has no fresh run at the chosen step size 0\.05"):
+        split_by_choice(fresh(("gmc", 8, 0.1, 1)), tuned)
