@@ -24,7 +24,7 @@ def test_a_missing_or_unknown_table_is_named():
 
 
 def test_the_five_lines_give_the_gradient_of_gmc():
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
     assert len(ast.parse(code).body) == 5
     generator = torch.Generator().manual_seed(0)
     current = -torch.rand(3, 4, 5, generator=generator)
@@ -65,3 +65,13 @@ def test_make_targets_that_readme_names_exist():
     for target in named:
         done = subprocess.run(["make", "-n", target], cwd=paths.ROOT, capture_output=True, text=True)
         assert done.returncode == 0, f"make {target}: {done.stderr}"
+
+
+def test_the_run_of_the_readme_can_be_made(tmp_path, monkeypatch):
+    _, code = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    assert "RunConfig(" in code
+    monkeypatch.setattr("gmc_core.paths.BUILD_RUNS", tmp_path)
+    names: dict = {}
+    exec(code.replace("seed=0)", "seed=0, updates=2, evaluation_prompts=8)"), names)
+    assert names["record"].summary["final_accuracy"] >= 0.0
+    assert [row["staleness"] for row in names["record"].metrics] == [0, 1]
