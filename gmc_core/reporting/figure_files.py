@@ -15,7 +15,6 @@ import hashlib
 import io
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
+from gmc_core.files import write_atomically
 from gmc_core.provenance import git_state, package_versions
 from gmc_core.reporting.figure_log import log_figures
 from gmc_core.reporting.profiles import Profile, get_profile
@@ -140,9 +140,7 @@ def _render(fig: Figure, digest: str, title: str) -> dict[str, bytes]:
 def _write_if_changed(path: Path, content: bytes) -> bool:
     if path.exists() and path.read_bytes() == content:
         return False
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # replaced in one step: never a half-written picture
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    write_atomically(path, content)
     return True
 
 

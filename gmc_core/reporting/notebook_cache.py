@@ -18,6 +18,7 @@ from typing import Any
 import nbformat
 
 from gmc_core import paths
+from gmc_core.files import write_atomically
 
 LOCK = paths.ROOT / "requirements-lock.txt"
 
@@ -85,9 +86,7 @@ def notebook_parts(
 
 def write_record(path: Path, record: Record) -> None:
     """Write `record` as JSON in one step."""
-    temporary = path.with_suffix(".json.tmp")
-    temporary.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, (json.dumps(asdict(record), indent=2) + "\n").encode())
 
 
 def read_record(path: Path) -> Record | None:
