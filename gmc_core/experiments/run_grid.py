@@ -59,20 +59,28 @@ def run_experiment(
     """Finish every run of the experiment (finished records are reused, interrupted ones resume).
 
     `report` receives one line per finished run, with an estimate of the time left (default: stderr). `deadline`: no run
-    is started after this time of `time.monotonic()`; those under way are finished.
+    is started after this time of `time.monotonic()`; those under way are finished, and finished ones are read.
     """
     report = report or (lambda line: print(line, file=sys.stderr, flush=True))
     root = (build_root or paths.BUILD_RUNS) / experiment.name
     result, done, started = GridReport(experiment), {}, time.perf_counter()
     total, fresh = len(experiment.configs), 0
-    waiting = list(experiment.configs)
+
+    def finished(config: RunConfig) -> bool:
+        return (root / config.run_id / "summary.json").exists()
+
+    waiting = sorted(
+        experiment.configs, key=lambda config: not finished(config)
+    )  # what is there first: it costs nothing
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ProcessPoolExecutor(
         min(processes, total), mp_context=get_context("spawn"), initializer=_start_worker, initargs=(os.getpid(),)
     ) as pool:
         running: dict[Future, RunConfig] = {}
         while waiting or running:
-            while waiting and len(running) < processes and not (deadline and time.monotonic() >= deadline):
+            while waiting and len(running) < processes:
+                if deadline and time.monotonic() >= deadline and not finished(waiting[0]):
+                    break
                 config = waiting.pop(0)
                 running[pool.submit(_train, config, root, experiment.probe)] = config
             if not running:

@@ -28,6 +28,13 @@ def test_a_deadline_leaves_runs_for_the_next_session(tmp_path):
         )
 
 
+def test_finished_runs_are_read_after_the_deadline(tmp_path):
+    _train(SMALL.configs[1], tmp_path / "small", None)
+    outcome = run_experiment(SMALL, processes=1, build_root=tmp_path, report=quiet, deadline=time.monotonic() - 1)
+    assert [record.config.run_id for record in outcome.records] == [SMALL.configs[1].run_id]
+    assert outcome.left == [SMALL.configs[0].run_id]
+
+
 def test_a_run_that_another_experiment_finished_is_copied(tmp_path):
     record, new = _train(SMALL.configs[0], tmp_path / "first", None)
     assert new
