@@ -200,7 +200,10 @@ def judge_checkpoints(root: Path | None = None) -> Finding:
     names = sorted(path.parent.name for path in folder.glob("*/provenance.json"))
     findings: list[Finding] = []
     for name in names:
-        runs = load_runs(name, root=root).runs
+        tables = load_runs(name, root=root, allow_partial=True)
+        if not tables.complete:
+            continue  # still growing: decides nothing
+        runs = tables.runs
         runs = runs[[_is_checkpoint(str(model)) for model in runs["model"]]]
         for model, table in runs.groupby("model"):
             try:

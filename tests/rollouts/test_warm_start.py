@@ -13,7 +13,7 @@ def test_the_committed_model_is_the_one_its_card_describes():
     record = json.loads((paths.TINY_QWEN3 / "warm_start.json").read_text())
     policy = warm_policy()
     assert policy.fingerprint == record["fingerprint"]
-    assert record["recipe"] == WarmStart().__dict__
+    assert WarmStart(**record["recipe"]) == WarmStart()
     assert sum(parameter.numel() for parameter in policy.model.parameters()) == 445_504
     accuracy, n = warm_start_accuracy(policy, WarmStart(evaluation_prompts=1024)), 1024
     measured = record["measured"]["accuracy_after_noisy"]
