@@ -12,7 +12,7 @@ from gmc_core.experiments.experiment import chosen_step_sizes, placeholder
 from gmc_core.experiments.grids import EXPERIMENTS, get_experiment
 from gmc_core.experiments.protocols import write_protocols
 from gmc_core.experiments.studies.common import CORE, FIVE, FRESH_SEEDS, REST, STEP_SIZES, TUNING_SEEDS, next_larger
-from gmc_core.experiments.studies.main import DELAYS
+from gmc_core.experiments.studies.main import DELAYS, MAIN_STEP_SIZES
 from gmc_core.experiments.studies.mixture import SEEDS as MIXTURE_SEEDS
 
 STUDIES = (
@@ -54,12 +54,14 @@ def test_the_menu_is_covered_once():
 
 def test_step_sizes_are_spaced_by_the_root_of_two():
     assert STEP_SIZES == (0.05, 0.0707, 0.1, 0.1414, 0.2, 0.2828)
-    assert [next_larger(rate) for rate in STEP_SIZES[:-1]] == list(STEP_SIZES[1:])
+    assert MAIN_STEP_SIZES == (0.025, 0.0354, 0.05, 0.0707, 0.1, 0.1414, 0.2)
+    for grid in (STEP_SIZES, MAIN_STEP_SIZES):
+        assert [next_larger(rate) for rate in grid[:-1]] == list(grid[1:])
 
 
 def test_the_main_grid_is_what_its_protocol_says():
     tuning, main = planned("main_tuning"), planned("main")
-    assert len(tuning) == (10 * 5 + 8 * 2 + 2 * 2) * 6 and len(main) == (10 * 5 * 2 + 8 * 2 + 18 + 2) * 5
+    assert len(tuning) == (10 * 5 + 8 * 2 + 2 * 2) * 7 and len(main) == (10 * 5 * 2 + 8 * 2 + 18 + 2) * 5
     for delay in (0, *DELAYS):
         names = {config.estimator for config in main if config.delay == delay}
         assert names == (set(ESTIMATORS) if delay in (0, 64) else set(CORE))
@@ -72,7 +74,7 @@ def test_the_main_grid_is_what_its_protocol_says():
 def test_costs_stay_in_their_budgets():
     for name in (*STUDIES, "mixture"):
         assert experiment_seconds(get_experiment(name)) < 3600 * 1.05, name
-    assert experiment_seconds(get_experiment("main_tuning")) + experiment_seconds(get_experiment("main")) < 3600 * 8
+    assert experiment_seconds(get_experiment("main_tuning")) + experiment_seconds(get_experiment("main")) < 3600 * 8.5
 
 
 def test_no_run_appears_twice_and_studies_share_their_reference_runs():
@@ -87,10 +89,10 @@ def test_no_run_appears_twice_and_studies_share_their_reference_runs():
 
 def test_fresh_runs_use_what_the_tuning_tables_choose(tmp_path, monkeypatch):
     """Every method gets the step size its tuning runs liked best, and the next larger one."""
-    liked = {name: STEP_SIZES[index % 6] for index, name in enumerate(ESTIMATORS)}
+    liked = {name: MAIN_STEP_SIZES[index % 7] for index, name in enumerate(ESTIMATORS)}
 
     def area(config):
-        return 1.0 - abs(STEP_SIZES.index(config.learning_rate) - STEP_SIZES.index(liked[config.estimator])) / 6
+        return 1.0 - abs(MAIN_STEP_SIZES.index(config.learning_rate) - MAIN_STEP_SIZES.index(liked[config.estimator])) / 7
 
     monkeypatch.setattr(paths, "COMMITTED_RUNS", tmp_path)
     main = get_experiment("main")
@@ -172,4 +174,4 @@ def test_the_list_says_runs_cost_and_what_is_waited_for(capsys):
     assert command.main(["--list"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert set(lines) == set(EXPERIMENTS)
-    assert "420 runs" in lines["main_tuning"] and "h CPU" in lines["main"]
+    assert "490 runs" in lines["main_tuning"] and "h CPU" in lines["main"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from gmc_core.estimators import ESTIMATORS
@@ -58,8 +59,9 @@ def with_estimator(base: RunConfig, name: str, **changes: object) -> RunConfig:
 
 
 def next_larger(step_size: float) -> float:
-    """The step size after this one on the grid of factors sqrt(2)."""
-    return round(step_size * 2**0.5, 4)
+    """The step size after this one on the grid .025 * sqrt(2)^k, rounded as the grids round it."""
+    place = round(2 * math.log2(step_size / 0.025))
+    return round(0.025 * 2 ** ((place + 1) / 2), 4)
 
 
 def at_tuned(base: RunConfig, name: str, step_sizes: StepSizes, **changes: object) -> RunConfig:
