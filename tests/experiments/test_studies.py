@@ -92,7 +92,8 @@ def test_fresh_runs_use_what_the_tuning_tables_choose(tmp_path, monkeypatch):
     liked = {name: MAIN_STEP_SIZES[index % 7] for index, name in enumerate(ESTIMATORS)}
 
     def area(config):
-        return 1.0 - abs(MAIN_STEP_SIZES.index(config.learning_rate) - MAIN_STEP_SIZES.index(liked[config.estimator])) / 7
+        own, best = (MAIN_STEP_SIZES.index(rate) for rate in (config.learning_rate, liked[config.estimator]))
+        return 1.0 - abs(own - best) / 7
 
     monkeypatch.setattr(paths, "COMMITTED_RUNS", tmp_path)
     main = get_experiment("main")
