@@ -1,0 +1,50 @@
+"""An engine as plain data: it travels to another process or machine and is built there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gmc_core.rollouts.continuous import ContinuousEngine
+
+ENGINES = ("transformers", "vllm")
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """`kind` of `ENGINES`; `model` a folder or hub name; `dtype` a torch dtype's name; `device` "cpu" or "cuda".
+
+    `threads`: CPU threads of the engine's process. `max_model_len`: prompt and response tokens together, at most (None:
+    the model's own limit). `options` go to the engine's constructor (for vLLM: `LLM(...)` arguments such as
+    `gpu_memory_utilization`). `chat`, `enable_thinking`: see `PromptEncoder`.
+    """
+
+    kind: str
+    model: str
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int = 1
+    chat: bool = False
+    enable_thinking: bool | None = None
+    max_model_len: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in ENGINES:
+            raise ValueError(f"EngineSpec.kind is {self.kind!r}; choose one of {', '.join(ENGINES)}")
+        if not isinstance(self.threads, int) or self.threads < 1:
+            raise ValueError(f"EngineSpec.threads is {self.threads!r}; expected an integer of at least 1")
+
+    def build(self) -> ContinuousEngine:
+        """The engine, in this process. ImportError says what to install when its package is missing."""
+        if self.kind == "vllm":
+            from gmc_core.rollouts.vllm_engine import VllmEngine
+
+            return VllmEngine(self)
+        import torch
+
+        from gmc_core.rollouts.continuous_transformers import ContinuousTransformersEngine
+
+        torch.set_num_threads(self.threads)
+        return ContinuousTransformersEngine(self)
