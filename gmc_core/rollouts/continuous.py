@@ -19,6 +19,13 @@ from gmc_core.rollouts.tasks import Prompt
 from gmc_core.rollouts.trajectories import Group
 
 
+class EngineLost(RuntimeError):
+    """What ran the engine vanished (its process was killed, its machine is gone); a new engine may take over.
+
+    Every other exception of an engine is taken for a fault that would occur again.
+    """
+
+
 @dataclass(frozen=True)
 class GroupRequest:
     """`group_size` rollouts of one prompt.
@@ -46,9 +53,14 @@ class GroupRequest:
 
 @runtime_checkable
 class ContinuousEngine(Protocol):
-    """What a rollout worker needs of an engine. One thread uses it at a time."""
+    """What a rollout worker needs of an engine. One thread uses it at a time.
+
+    `tokens_sampled` counts every token since the engine was built, those of aborted groups included. A step raises
+    `EngineLost` when another engine could go on.
+    """
 
     policy_version: int
+    tokens_sampled: int
 
     @property
     def in_flight(self) -> tuple[int, ...]:
@@ -73,7 +85,8 @@ class ContinuousEngine(Protocol):
     def update_weights(self, weights: Mapping[str, Tensor], policy_version: int) -> None:
         """Sample from these weights from the next step on. Unfinished rollouts go on under them.
 
-        Whatever was computed from the old weights is dropped: prefix cache and key/value cache are rebuilt.
+        Whatever was computed from the old weights is dropped: prefix cache and key/value cache are rebuilt. The tensors
+        are copied; they may change or vanish after the call.
         """
         ...
 

@@ -4,9 +4,13 @@ The driver sends commands in order; a worker answers with events, each naming th
 seconds since the epoch, so that the intervals of several processes lie on one axis.
 
 Two ways to take a weight update, chosen when the worker is made:
-- in flight (`in_flight_updates=True`): between two engine steps, at once; unfinished rollouts go on under it;
-- drained (False): commands are carried out strictly in the order in which they came, and everything asked for before
-  the update is finished first. With one worker the record of a run is then a function of its config.
+- in flight (`in_flight_updates=True`): between two engine steps, at once; unfinished rollouts go on under it. When
+  several updates wait, the newest is loaded and the others never are (their sources are not touched): a `WeightsLoaded`
+  says that the worker needs no older version any more;
+- drained (False): commands are carried out strictly in the order in which they came, each finished before the next is
+  begun, so the groups of one `Generate` are decoded together and those of two are not. With one worker the record of a
+  run is then a function of its config.
+`Abort` and `Close` act at once either way: they come from a clock, not from the config.
 """
 
 from __future__ import annotations
@@ -58,6 +62,8 @@ class LoadWeights:
 
 @dataclass(frozen=True)
 class Abort:
+    """Give these groups up, started or not. A `GroupDone` that was on its way may still arrive."""
+
     tickets: Sequence[int]
 
 
