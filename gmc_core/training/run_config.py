@@ -16,7 +16,17 @@ OPTIMIZERS = ("sgd", "adamw")
 ADVANTAGES = ("center", "leave_one_out", "std", "length_corrected")
 NORMALIZERS = ("sequence_mean_token_sum", "sequence_mean_token_mean", "token_mean")
 # Fields that the first records did not have: at their default they stay out of the hash, so old run ids stay.
-LATER_FIELDS = ("max_update_length", "rescale_to", "detached")
+LATER_FIELDS = (
+    "max_update_length",
+    "rescale_to",
+    "detached",
+    "warmup_updates",
+    "master_weights",
+    "fused_optimizer",
+    "gradient_checkpointing",
+    "logits_mib",
+    "compile",
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,16 @@ class RunConfig:
     for no bound. `rescale_to` names an estimator of the menu: the run's weights are rescaled group by group to the mean
     of that rule on the same rollouts (ours: it separates a weight's mean from its shape). `detached=False`, for gmc
     alone, lets the gradient through the group cap (docs/theory.md section 7).
-    `micro_batch_tokens`: tokens (prompt and response) of one forward pass; a step that fits is a single pass.
+    `micro_batch_tokens`: tokens (prompt, response and padding) of one forward pass; a step that fits is a single pass.
+    `warmup_updates`: the learning rate of update u is learning_rate x min(1, u / warmup_updates); 0 for none.
+
+    For models of real size (they change what a step costs, and its result by rounding at most): `master_weights` takes
+    the steps of bf16 weights on an fp32 copy, so that no small step is lost; an fp32 model needs none.
+    `fused_optimizer`: torch's fused kernel of the optimiser; None takes it on CUDA. `gradient_checkpointing` computes
+    the layers a second time in the backward pass instead of keeping their activations. Logits of more than `logits_mib`
+    MiB are never held: log-probs come from blocks of the vocabulary of that size. `compile` runs the learner's passes
+    through torch.compile.
+
     The defaults are the reference setting of the staleness runs; it was found by search (see the run's protocol).
     """
 
@@ -62,14 +81,24 @@ class RunConfig:
     max_update_length: float | None = None
     rescale_to: str | None = None
     detached: bool = True
+    warmup_updates: int = 0
+    master_weights: bool = True
+    fused_optimizer: bool | None = None
+    gradient_checkpointing: bool = False
+    logits_mib: int = 64
+    compile: bool = False
 
     def __post_init__(self) -> None:
         for name in ("updates", "prompts_per_update", "group_size", "micro_batch_tokens"):
             self._integer(name, 1)
-        for name in ("evaluation_every", "evaluation_prompts"):
+        for name in ("evaluation_every", "evaluation_prompts", "logits_mib"):
             self._integer(name, 1)
-        for name in ("delay", "seed"):
+        for name in ("delay", "seed", "warmup_updates"):
             self._integer(name, 0)
+        for name in ("detached", "master_weights", "gradient_checkpointing", "compile"):
+            self._switch(name)
+        if self.fused_optimizer is not None:
+            self._switch("fused_optimizer")
         for name in ("learning_rate", "temperature"):
             self._positive(name)
         for name in ("gradient_clip", "max_update_length"):
@@ -93,13 +122,16 @@ class RunConfig:
             raise ValueError(
                 f"RunConfig.rescale_to is {self.rescale_to!r}; choose one of {', '.join(ESTIMATORS)}, or None"
             )
-        if not isinstance(self.detached, bool):
-            raise TypeError(f"RunConfig.detached is {self.detached!r}; expected True or False")
         if not self.detached and (self.estimator != "gmc" or self.rescale_to is not None):
             raise ValueError(
                 "RunConfig.detached=False is the objective whose group cap is not detached: it exists for "
                 f"estimator='gmc' without rescale_to, not for {self.estimator!r} with rescale_to={self.rescale_to!r}"
             )
+
+    def _switch(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, bool):
+            raise TypeError(f"RunConfig.{name} is {value!r} ({type(value).__name__}); expected True or False")
 
     def _integer(self, name: str, least: int) -> None:
         value = getattr(self, name)

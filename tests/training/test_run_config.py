@@ -27,6 +27,13 @@ from gmc_core.training.run_config import RunConfig
         ({"max_update_length": 0.0}, ValueError, "above 0"),
         ({"rescale_to": "gcm"}, ValueError, "rescale_to is 'gcm'; choose one of .*gmc"),
         ({"detached": 1}, TypeError, "True or False"),
+        ({"warmup_updates": -1}, ValueError, "at least 0"),
+        ({"warmup_updates": 0.1}, TypeError, "expected an integer"),
+        ({"logits_mib": 0}, ValueError, "at least 1"),
+        ({"gradient_checkpointing": 1}, TypeError, "True or False"),
+        ({"master_weights": None}, TypeError, "True or False"),
+        ({"fused_optimizer": "yes"}, TypeError, "True or False"),
+        ({"compile": "max-autotune"}, TypeError, "True or False"),
         ({"estimator": "snis", "detached": False}, ValueError, "not for 'snis'"),
         ({"rescale_to": "gmc", "detached": False}, ValueError, "without rescale_to"),
     ],
@@ -52,6 +59,8 @@ def test_every_field_enters_the_run_id():
         "temperature": 0.9, "max_new_tokens": 20, "micro_batch_tokens": 100, "task_options": {"digits": 4},
         "model": "elsewhere", "dtype": "bfloat16", "device": "cuda", "evaluation_every": 5, "evaluation_prompts": 7,
         "max_update_length": 0.1, "rescale_to": "gmc", "detached": False,
+        "warmup_updates": 10, "master_weights": False, "fused_optimizer": True, "gradient_checkpointing": True,
+        "logits_mib": 512, "compile": True,
     }  # fmt: skip
     assert set(other) | {"task"} == set(config.to_dict())
     ids = {config.replace(**{name: value}).run_id for name, value in other.items()}
