@@ -1,4 +1,4 @@
-"""`BoundedStaleness`: the live schedule. Generators run ahead, the learner takes whole groups, none older than k updates.
+"""`BoundedStaleness`: the live schedule. Generators run ahead; the learner takes whole groups, none older than k.
 
 Pure bookkeeping: no processes, no tensors, no clock (times are passed in), so that every order of events can be tried.
 
@@ -74,9 +74,7 @@ class BoundedStaleness:
         if not 0 <= over_provision < math.inf:
             raise ValueError(f"BoundedStaleness got over_provision={over_provision!r}; expected a fraction, at least 0")
         if in_order and (group_timeout is not None or over_provision):
-            raise ValueError(
-                "BoundedStaleness in order knows no time-out and no over-provisioning: both follow a clock"
-            )
+            raise ValueError("BoundedStaleness in order has no time-out and no over-provision: both follow a clock")
         self.max_staleness, self.groups_per_update, self.updates = max_staleness, groups_per_update, updates
         self.when_exceeded, self.in_order, self.group_timeout = when_exceeded, in_order, group_timeout
         self.extra = math.ceil(over_provision * groups_per_update)

@@ -75,16 +75,21 @@ class Ledger:
         staleness = [int(value) for value in staleness]
         if any(value < 0 for value in staleness):
             raise LedgerError(f"update {update} has rollouts of staleness {min(staleness)}: sampled by a later policy")
-        self.updates[update] = tuple(tickets)
+        for ticket in tickets:
+            self._require(ticket, TRAINED)
+        if len(set(tickets)) != len(tickets):
+            raise LedgerError(f"update {update} has a ticket twice: {list(tickets)}")
         for ticket in tickets:
             self._move(ticket, TRAINED)
+        self.updates[update] = tuple(tickets)
         self.staleness.update(staleness)
 
     def drop(self, ticket: int, reason: str) -> None:
         self._move(ticket, DROPPED)
         self.reasons[ticket] = reason
 
-    def _move(self, ticket: int, to: str) -> None:
+    def _require(self, ticket: int, to: str) -> None:
+        """LedgerError unless this ticket may become `to`."""
         state = self.state(ticket)
         if to not in _NEXT[state]:
             detail = ""
@@ -93,6 +98,10 @@ class Ledger:
             elif state == DROPPED:
                 detail = f" ({self.reasons[ticket]})"
             raise LedgerError(f"ticket {ticket} is {state}{detail} and cannot become {to}")
+
+    def _move(self, ticket: int, to: str) -> None:
+        self._require(ticket, to)
+        state = self._states[ticket]
         self._states[ticket] = to
         self._counts[state] -= 1
         self._counts[to] += 1

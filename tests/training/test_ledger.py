@@ -80,8 +80,9 @@ def test_messages_name_ticket_update_and_reason():
 
 def test_a_batch_with_a_ticket_twice_is_refused():
     ledger = ledger_of(READY)
-    with pytest.raises(LedgerError, match="ticket 0 is trained"):
+    with pytest.raises(LedgerError, match=r"update 1 has a ticket twice: \[0, 0\]"):
         ledger.train(1, [0, 0], [0, 0])
+    assert ledger.state(0) == READY
 
 
 def test_histogram_and_reasons():
