@@ -99,7 +99,7 @@ class TransformersEngine:
             alive_N = alive_N & ~torch.isin(token_N, eos)
             if t + 1 == max_new_tokens or not bool(alive_N.any()):
                 break
-            parent_K, token_K, node_N = _grow(node_N, token_N, alive_N, logits_KV.shape[-1])
+            parent_K, token_K, node_N = grow_prefixes(node_N, token_N, alive_N, logits_KV.shape[-1])
             if not torch.equal(parent_K, torch.arange(len(logits_KV), device=device)):
                 cache.batch_select_indices(parent_K)
             if padded:
@@ -134,7 +134,7 @@ def sample_tokens(
     return token_N, logp_KV[node_N, token_N]
 
 
-def _grow(node_N: Tensor, token_N: Tensor, alive_N: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+def grow_prefixes(node_N: Tensor, token_N: Tensor, alive_N: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
     """The distinct prefixes after one more token: (parent node of each, its last token, node of each rollout)."""
     key_K, child = torch.unique(node_N[alive_N] * vocabulary + token_N[alive_N], return_inverse=True)
     node_N = torch.zeros_like(node_N)  # a finished rollout may point anywhere
