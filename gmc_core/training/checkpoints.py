@@ -1,87 +1,105 @@
-"""Checkpoints: one safetensors file with plain data in its header, written atomically, restored exactly.
+"""Checkpoints: one safetensors file with plain data in its header, written whole or not at all, restored exactly.
 
-It holds the weights, the optimiser's state and the schedule's snapshots. Random numbers are functions of
-(seed, stream, update), so there is no generator state to save. Nothing is unpickled.
+The content is a tree of dicts and lists: tensors go to the file's tensors, everything else to JSON. So whatever a loop
+has to remember (model, optimiser, schedule, queue, counters) is one `state_dict()` more in the tree. Random numbers are
+functions of (seed, stream, update): there is no generator state to save. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gmc_core.files import write_atomically
-from gmc_core.rollouts.policy import load_snapshot
-from gmc_core.training.learner import Learner
+from gmc_core.files import replacing
 from gmc_core.training.run_directory import DamagedRecordError
-from gmc_core.training.staleness import FixedDelay
+
+TENSOR = "$tensor"  # in the JSON, {TENSOR: name} stands where the tensor of that name belongs
 
 
-def save_checkpoint(path: Path, learner: Learner, schedule: FixedDelay, state: dict[str, Any]) -> None:
-    """Write learner, schedule and `state` (plain data: update, fingerprint, digest, seconds) to one file."""
-    from safetensors.torch import save
+def save_checkpoint(path: Path, content: Mapping[str, Any], *, fingerprint: str, digest: str) -> None:
+    """Write `content` to one file, together with the initial model and the config that it belongs to.
+
+    `content`: nested dicts with string keys (no "/" in them) and lists, whose leaves are tensors of any dtype and
+    device, or plain data (str, int, float, bool, None). A full disk or a kill leaves the checkpoint before.
+
+    Raises: TypeError for a leaf or key of another type, ValueError for a key with "/", each naming the place.
+    """
+    from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
-    for name, tensor in learner.policy.model.named_parameters():
-        tensors[f"model/{name}"] = tensor.detach()
-    optimizer = learner.optimizer.state_dict()
-    for index, entry in optimizer["state"].items():
-        for key, value in entry.items():
-            tensors[f"optimizer/{index}/{key}"] = torch.as_tensor(value)
-    versions = []
-    for snapshot in schedule.snapshots:
-        versions.append(snapshot.version)
-        for name, tensor in snapshot.weights.items():
-            tensors[f"snapshot/{snapshot.version}/{name}"] = tensor
-    header = {"state": json.dumps({**state, "versions": versions})}
-    write_atomically(
-        path, save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, metadata=header)
-    )
+    tree = _plain(content, "", tensors)
+    header = {"fingerprint": fingerprint, "digest": digest, "content": json.dumps(tree)}
+    with replacing(path) as partial:
+        save_file(_standalone(tensors), partial, metadata=header)
 
 
-def load_checkpoint(
-    path: Path, learner: Learner, schedule: FixedDelay, *, fingerprint: str, digest: str
-) -> dict[str, Any]:
-    """Restore learner and schedule in place; returns the saved plain data.
+def load_checkpoint(path: Path, *, fingerprint: str, digest: str, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """The content that `save_checkpoint` was given (tuples come back as lists), its tensors on `device`.
 
     Raises DamagedRecordError when the file is unreadable, ValueError when it belongs to another model or config.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:
-            state = json.loads(file.metadata()["state"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            header = file.metadata()
+            _check_origin(path, header, fingerprint=fingerprint, digest=digest)
+            tree = json.loads(header["content"])
+            return _with_tensors(tree, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise DamagedRecordError(f"checkpoint {path} cannot be read ({error})") from error
-    for what, expected in (("fingerprint", fingerprint), ("digest", digest)):
-        if state.get(what) != expected:
-            meaning = {"fingerprint": "another initial model", "digest": "another config"}[what]
+
+
+def _check_origin(path: Path, header: Mapping[str, str], **expected: str) -> None:
+    for what, meaning in (("fingerprint", "another initial model"), ("digest", "another config")):
+        if header[what] != expected[what]:
             raise ValueError(
-                f"checkpoint {path} was written by {meaning} ({what} {state.get(what)}, expected {expected}); "
+                f"checkpoint {path} was written by {meaning} ({what} {header[what]}, expected {expected[what]}); "
                 "give the run another folder or delete the checkpoint"
             )
-    device = learner.policy.device
-    sections: dict[str, dict[str, Tensor]] = {}
+
+
+def _plain(node: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    """The tree without its tensors, which are collected by the place they had."""
+    if isinstance(node, Tensor):
+        tensors[place] = node.detach()
+        return {TENSOR: place}
+    if isinstance(node, Mapping):
+        for key in node:
+            if not isinstance(key, str):
+                raise TypeError(f"the checkpoint has the key {key!r} at {place or 'its root'}; expected a string")
+            if "/" in key or key == TENSOR:
+                raise ValueError(f"the checkpoint has the key {key!r} at {place or 'its root'}; choose one without '/'")
+        return {key: _plain(value, f"{place}/{key}" if place else key, tensors) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        return [_plain(value, f"{place}/{index}", tensors) for index, value in enumerate(node)]
+    if node is None or isinstance(node, (str, int, float, bool)):
+        return node
+    raise TypeError(
+        f"the checkpoint has a {type(node).__name__} at {place}; expected a tensor, a str, number, bool or None, or "
+        "a dict or list of these"
+    )
+
+
+def _with_tensors(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(node, dict):
+        if TENSOR in node:
+            return tensors[node[TENSOR]]
+        return {key: _with_tensors(value, tensors) for key, value in node.items()}
+    return [_with_tensors(value, tensors) for value in node] if isinstance(node, list) else node
+
+
+def _standalone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous, no two in one storage: what the file format asks for, copying only where it must."""
+    seen: set[tuple[torch.device, int]] = set()
+    out = {}
     for name, tensor in tensors.items():
-        section, _, rest = name.partition("/")
-        sections.setdefault(section, {})[rest] = tensor.to(device)
-    load_snapshot(learner.policy.model, sections["model"])
-    optimizer = learner.optimizer.state_dict()
-    optimizer["state"] = {}
-    for name, tensor in sections.get("optimizer", {}).items():
-        index, _, key = name.partition("/")
-        optimizer["state"].setdefault(int(index), {})[key] = tensor
-    learner.optimizer.load_state_dict(optimizer)
-    for version in state["versions"]:
-        prefix = f"{version}/"
-        weights = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in sections["snapshot"].items()
-            if name.startswith(prefix)
-        }
-        schedule.push(version, weights)
-    return state
+        storage = (tensor.device, tensor.untyped_storage().data_ptr())
+        out[name] = tensor.clone() if storage in seen and tensor.is_contiguous() else tensor.contiguous()
+        seen.add((out[name].device, out[name].untyped_storage().data_ptr()))
+    return out

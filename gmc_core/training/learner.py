@@ -10,13 +10,14 @@ exactly no gradient, so they are scored without one (their ratios are still meas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gmc_core.estimators import group_diagnostics, policy_gradient_loss, trajectory_log_ratio
-from gmc_core.rollouts.policy import Policy
+from gmc_core.rollouts.policy import Policy, load_snapshot
 from gmc_core.rollouts.trajectories import Batch
 from gmc_core.training.rollout_log_probs import rollout_log_probs
 from gmc_core.training.run_config import RunConfig
@@ -34,9 +35,15 @@ class Learner:
         parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
         self.step = OptimizerStep(parameters, config)
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self.step.optimizer
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and everything of the optimiser, for a checkpoint; not copied."""
+        weights = {name: tensor.detach() for name, tensor in self.policy.model.named_parameters()}
+        return {"model": weights, "step": self.step.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken. ValueError when it is of another model or another kind of step."""
+        load_snapshot(self.policy.model, state["model"])
+        self.step.load_state_dict(state["step"])
 
     def update(self, batch: Batch) -> dict[str, float]:
         """One optimiser step. Metrics are plain floats, named in `METRICS`."""
@@ -77,6 +84,7 @@ class Learner:
                 normalizer=scale_PG.flatten()[rows_N],
             )
             part.backward()
+            self.step.collect()
             loss += part.item()
         metrics = self.step.take()
         log_ratio_PG = trajectory_log_ratio(logp_PGT, batch.behavior_logp_PGT, batch.mask_PGT)

@@ -135,11 +135,12 @@ class _Run:
         if checkpoint.exists():
             state = load_checkpoint(
                 checkpoint,
-                self.learner,
-                self.schedule,
                 fingerprint=self.policy.fingerprint,
                 digest=self.config.digest,
+                device=self.policy.device,
             )
+            self.learner.load_state_dict(state["learner"])
+            self.schedule.load_state_dict(state["schedule"])
             self.done, self.seconds = state["update"], state["seconds"]
             self.directory.rewind(self.done)
             return
@@ -205,13 +206,17 @@ class _Run:
         }
 
     def _checkpoint(self) -> None:
-        state = {
-            "update": self.done,
-            "seconds": self._elapsed(),
-            "fingerprint": self.policy.fingerprint,
-            "digest": self.config.digest,
-        }
-        save_checkpoint(self.directory.path / CHECKPOINT, self.learner, self.schedule, state)
+        save_checkpoint(
+            self.directory.path / CHECKPOINT,
+            {
+                "update": self.done,
+                "seconds": self._elapsed(),
+                "learner": self.learner.state_dict(),
+                "schedule": self.schedule.state_dict(),
+            },
+            fingerprint=self.policy.fingerprint,
+            digest=self.config.digest,
+        )
 
     def _save_policy(self) -> None:
         from safetensors.torch import save

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -48,5 +49,15 @@ class FixedDelay:
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """Oldest first: what a checkpoint saves."""
+        """Oldest first."""
         return tuple(self._ring)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ring, for a checkpoint."""
+        return {"snapshots": [{"version": item.version, "weights": dict(item.weights)} for item in self._ring]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the ring of `state_dict`."""
+        self._ring.clear()
+        for item in state["snapshots"]:
+            self.push(item["version"], item["weights"])
