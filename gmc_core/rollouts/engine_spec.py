@@ -17,7 +17,8 @@ class EngineSpec:
 
     `threads`: CPU threads of the engine's process. `max_model_len`: prompt and response tokens together, at most (None:
     the model's own limit). `options` go to the engine's constructor (for vLLM: `LLM(...)` arguments such as
-    `gpu_memory_utilization`). `chat`, `enable_thinking`: see `PromptEncoder`.
+    `gpu_memory_utilization`). `chat`, `enable_thinking`: see `PromptEncoder`. `environment`: variables of the engine's
+    process, set before anything is imported there (for vLLM: `VLLM_*`); an engine in the caller's process ignores them.
     """
 
     kind: str
@@ -29,12 +30,18 @@ class EngineSpec:
     enable_thinking: bool | None = None
     max_model_len: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in ENGINES:
             raise ValueError(f"EngineSpec.kind is {self.kind!r}; choose one of {', '.join(ENGINES)}")
         if not isinstance(self.threads, int) or self.threads < 1:
             raise ValueError(f"EngineSpec.threads is {self.threads!r}; expected an integer of at least 1")
+
+    def process_environment(self) -> dict[str, str]:
+        """Variables for a process of the engine's own: `threads` and quiet tokenizers, then `environment`."""
+        threads = {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        return threads | {"TOKENIZERS_PARALLELISM": "false"} | dict(self.environment)
 
     def build(self) -> ContinuousEngine:
         """The engine, in this process. ImportError says what to install when its package is missing."""

@@ -67,7 +67,7 @@ class EngineServer:
     @property
     def idle(self) -> bool:
         """Nothing to do until the next command."""
-        return self.closed or not (self._commands or self._issued)
+        return self.closed or not (self._commands or self._issued or self._busy)
 
     def take(self, command: Command) -> None:
         """Note a command. `Abort` and `Close` act at once, the others within `advance`."""
