@@ -135,7 +135,10 @@ def write_tables(
     run_rows, metric_frames, evaluation_frames = [], [], []
     for record in records:
         config = record.config.to_dict()
-        options = {name: json.dumps(config.pop(name), sort_keys=True) for name in ("estimator_options", "task_options")}
+        options = {
+            name: json.dumps(config.pop(name), sort_keys=True)
+            for name in ("estimator_options", "task_options", "engine_options")
+        }
         seconds = {f"{kind}_seconds": round(value, 2) for kind, value in record.provenance["seconds"].items()}
         fingerprint = {"model_fingerprint": record.provenance["model_fingerprint"]}
         run_rows.append({"run_id": record.config.run_id} | config | options | record.summary | seconds | fingerprint)

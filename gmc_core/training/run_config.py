@@ -11,10 +11,24 @@ from typing import Any
 
 from gmc_core.estimators import ESTIMATORS, make_estimator
 from gmc_core.rollouts.tasks import make_task
+from gmc_core.training.live_config import LIVE_FIELDS, PROBE_TOLERANCE, check_live_fields
 
 OPTIMIZERS = ("sgd", "adamw")
 ADVANTAGES = ("center", "leave_one_out", "std", "length_corrected")
 NORMALIZERS = ("sequence_mean_token_sum", "sequence_mean_token_mean", "token_mean")
+# Fields that are integers of at least 1.
+COUNTS = (
+    "updates",
+    "prompts_per_update",
+    "group_size",
+    "micro_batch_tokens",
+    "evaluation_every",
+    "evaluation_prompts",
+    "logits_mib",
+    "worker_count",
+    "engine_threads",
+    "verifier_processes",
+)
 # Fields that the first records did not have: at their default they stay out of the hash, so old run ids stay.
 LATER_FIELDS = (
     "max_update_length",
@@ -26,6 +40,10 @@ LATER_FIELDS = (
     "gradient_checkpointing",
     "logits_mib",
     "compile",
+    "schedule",
+    *LIVE_FIELDS,
+    "chat",
+    "enable_thinking",
 )
 
 
@@ -33,7 +51,8 @@ LATER_FIELDS = (
 class RunConfig:
     """A training run. Construction raises ValueError or TypeError for anything that cannot be run.
 
-    Staleness: `delay` is the age, in updates, of the policy that sampled each batch (0 is on-policy).
+    Staleness: with `schedule="fixed_delay"`, `delay` is the age, in updates, of the policy that sampled each batch (0
+    is on-policy). `schedule="bounded_staleness"` is the live loop (below).
     Step: `prompts_per_update` x `group_size` rollouts, `learning_rate`, `gradient_clip` (largest gradient norm, None
     for no clipping). `divide_by_max_length` divides the loss of `sequence_mean_token_sum` by the constant
     `max_new_tokens` (Dr. GRPO); the other normalisers have a length of their own.
@@ -50,6 +69,21 @@ class RunConfig:
     the layers a second time in the backward pass instead of keeping their activations. Logits of more than `logits_mib`
     MiB are never held: log-probs come from blocks of the vocabulary of that size. `compile` runs the learner's passes
     through torch.compile.
+
+    The live loop: rollout workers run ahead and the learner takes whole groups, none older than `max_staleness` updates
+    (training/bounded_staleness.py). `when_exceeded`: "wait" for a group that would become too old, or "drop" it.
+    `in_flight_updates` lets unfinished rollouts go on under new weights, token by token with their version; without it,
+    and with one worker and no clock (`group_timeout`, `over_provision`), the record is a function of the config.
+    `group_timeout`: seconds, counted from when a group is sent to a worker, after which it is given up;
+    `over_provision`: more groups in flight, as a fraction of `prompts_per_update`, so that stragglers hold no step.
+    `workers`: "inline" (in this process, taking turns with the learner), "process" or "ray" (`ray_address`: None starts
+    Ray here, "auto" joins a cluster), `worker_count` of them, replaced when they die, at most `max_restarts` times
+    between two updates. `engine`: "transformers" or "vllm", with `engine_options` for its constructor,
+    `engine_threads` and `max_model_len`. After each weight update an engine's log-probs must agree with the learner's
+    to `probe_tolerance` nats (None: 0.01 in float32, 0.3 in bfloat16). Rewards come from `verifier_processes`
+    processes, each answer within `verifier_limit` seconds.
+
+    `chat` puts prompts into the model's chat template, `enable_thinking` is passed on to it.
 
     The defaults are the reference setting of the staleness runs; it was found by search (see the run's protocol).
     """
@@ -87,25 +121,43 @@ class RunConfig:
     gradient_checkpointing: bool = False
     logits_mib: int = 64
     compile: bool = False
+    schedule: str = "fixed_delay"
+    max_staleness: int = 1
+    when_exceeded: str = "wait"
+    in_flight_updates: bool = False
+    group_timeout: float | None = None
+    over_provision: float = 0.0
+    workers: str = "inline"
+    worker_count: int = 1
+    max_restarts: int = 5
+    engine: str = "transformers"
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    engine_threads: int = 1
+    max_model_len: int | None = None
+    probe_tolerance: float | None = None
+    verifier_processes: int = 1
+    verifier_limit: float = 10.0
+    ray_address: str | None = None
+    chat: bool = False
+    enable_thinking: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("updates", "prompts_per_update", "group_size", "micro_batch_tokens"):
+        for name in COUNTS:
             self._integer(name, 1)
-        for name in ("evaluation_every", "evaluation_prompts", "logits_mib"):
-            self._integer(name, 1)
-        for name in ("delay", "seed", "warmup_updates"):
+        for name in ("delay", "seed", "warmup_updates", "max_staleness", "max_restarts"):
             self._integer(name, 0)
-        for name in ("detached", "master_weights", "gradient_checkpointing", "compile"):
+        for name in ("detached", "master_weights", "gradient_checkpointing", "compile", "in_flight_updates", "chat"):
             self._switch(name)
         if self.fused_optimizer is not None:
             self._switch("fused_optimizer")
-        for name in ("learning_rate", "temperature"):
+        for name in ("learning_rate", "temperature", "verifier_limit"):
             self._positive(name)
-        for name in ("gradient_clip", "max_update_length"):
+        for name in ("gradient_clip", "max_update_length", "group_timeout", "probe_tolerance"):
             if getattr(self, name) is not None:
                 self._positive(name)
-        if self.max_new_tokens is not None:
-            self._integer("max_new_tokens", 1)
+        for name in ("max_new_tokens", "max_model_len"):
+            if getattr(self, name) is not None:
+                self._integer(name, 1)
         for name, known in (("optimizer", OPTIMIZERS), ("advantage", ADVANTAGES), ("normalizer", NORMALIZERS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"RunConfig.{name} is {getattr(self, name)!r}; choose one of {', '.join(known)}")
@@ -113,6 +165,8 @@ class RunConfig:
             raise ValueError(f"RunConfig.dtype is {self.dtype!r}; choose float32 or bfloat16")
         object.__setattr__(self, "estimator_options", dict(self.estimator_options))
         object.__setattr__(self, "task_options", dict(self.task_options))
+        check_live_fields(self)
+        object.__setattr__(self, "engine_options", dict(self.engine_options))
         make_estimator(self.estimator, **self.estimator_options)  # raises for unknown names and bad options
         self._check_variants()
         make_task(self.task, **self.task_options)
@@ -157,16 +211,33 @@ class RunConfig:
         return self.divide_by_max_length and self.normalizer == "sequence_mean_token_sum"
 
     @property
+    def is_live(self) -> bool:
+        return self.schedule == "bounded_staleness"
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether the record is a function of this config: the same bytes each time, resumed or not."""
+        clocks = self.group_timeout is not None or self.over_provision > 0
+        return not self.is_live or (self.worker_count == 1 and not self.in_flight_updates and not clocks)
+
+    @property
+    def probe_limit(self) -> float:
+        """Nats per token by which an engine's log-probs may differ from the learner's."""
+        return PROBE_TOLERANCE[self.dtype] if self.probe_tolerance is None else self.probe_tolerance
+
+    @property
     def run_id(self) -> str:
-        """Readable prefix and a hash of the config, e.g. `gmc-delay64-seed0-1f0c9a2b`."""
-        return f"{self.estimator}-delay{self.delay}-seed{self.seed}-{self.digest}"
+        """Readable prefix and a hash of the config: `gmc-delay64-seed0-1f0c9a2b`, live `gmc-stale4-seed0-...`."""
+        age = f"stale{self.max_staleness}" if self.is_live else f"delay{self.delay}"
+        return f"{self.estimator}-{age}-seed{self.seed}-{self.digest}"
 
     @property
     def digest(self) -> str:
         """8 hex digits of the SHA-256 of the canonical JSON (`LATER_FIELDS` only when not at their default)."""
         content = self.to_dict()
         for item in fields(self):
-            if item.name in LATER_FIELDS and content[item.name] == item.default:
+            default = {} if item.name == "engine_options" else item.default
+            if item.name in LATER_FIELDS and content[item.name] == default:
                 del content[item.name]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 

@@ -4,6 +4,8 @@ import pytest
 
 from gmc_core.training.run_config import RunConfig
 
+LIVE = {"schedule": "bounded_staleness"}
+
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
@@ -34,6 +36,33 @@ from gmc_core.training.run_config import RunConfig
         ({"master_weights": None}, TypeError, "True or False"),
         ({"fused_optimizer": "yes"}, TypeError, "True or False"),
         ({"compile": "max-autotune"}, TypeError, "True or False"),
+        ({"schedule": "live"}, ValueError, "fixed_delay, bounded_staleness"),
+        (
+            {"max_staleness": 4},
+            ValueError,
+            "does not read it; set schedule='bounded_staleness', or leave max_staleness",
+        ),
+        ({"engine_options": {"seed": 1}}, ValueError, "engine_options"),
+        (LIVE | {"delay": 1}, ValueError, "leave delay=0 and set max_staleness"),
+        (LIVE | {"max_staleness": -1}, ValueError, "at least 0"),
+        (LIVE | {"max_staleness": 1.0}, TypeError, "expected an integer"),
+        (LIVE | {"when_exceeded": "stop"}, ValueError, "wait, drop"),
+        (LIVE | {"in_flight_updates": "yes"}, TypeError, "True or False"),
+        (LIVE | {"engine": "sglang"}, ValueError, "transformers, vllm"),
+        (LIVE | {"engine_options": [1]}, TypeError, "expected a dict"),
+        (LIVE | {"workers": "thread"}, ValueError, "inline, process, ray"),
+        (LIVE | {"worker_count": 2}, ValueError, "take turns"),
+        (LIVE | {"worker_count": 0, "workers": "process"}, ValueError, "at least 1"),
+        (LIVE | {"engine_threads": 2}, ValueError, "an inline worker has the learner's"),
+        (LIVE | {"group_timeout": 0.0}, ValueError, "above 0"),
+        (LIVE | {"over_provision": -0.5}, ValueError, "at least 0"),
+        (LIVE | {"over_provision": "half"}, TypeError, "expected a number"),
+        (LIVE | {"verifier_limit": 0}, ValueError, "above 0"),
+        (LIVE | {"probe_tolerance": float("inf")}, ValueError, "finite"),
+        (LIVE | {"max_model_len": 0}, ValueError, "at least 1"),
+        (LIVE | {"ray_address": "auto"}, ValueError, "set workers='ray'"),
+        ({"enable_thinking": False}, ValueError, "set chat=True"),
+        ({"chat": 1}, TypeError, "True or False"),
         ({"estimator": "snis", "detached": False}, ValueError, "not for 'snis'"),
         ({"rescale_to": "gmc", "detached": False}, ValueError, "without rescale_to"),
     ],
@@ -60,11 +89,25 @@ def test_every_field_enters_the_run_id():
         "model": "elsewhere", "dtype": "bfloat16", "device": "cuda", "evaluation_every": 5, "evaluation_prompts": 7,
         "max_update_length": 0.1, "rescale_to": "gmc", "detached": False,
         "warmup_updates": 10, "master_weights": False, "fused_optimizer": True, "gradient_checkpointing": True,
-        "logits_mib": 512, "compile": True,
+        "logits_mib": 512, "compile": True, "chat": True,
     }  # fmt: skip
-    assert set(other) | {"task"} == set(config.to_dict())
-    ids = {config.replace(**{name: value}).run_id for name, value in other.items()}
-    assert len(ids | {config.run_id}) == len(other) + 1
+    live = {
+        "max_staleness": 4, "when_exceeded": "drop", "in_flight_updates": True, "group_timeout": 60.0,
+        "over_provision": 0.25, "workers": "process", "max_restarts": 1, "engine": "vllm",
+        "engine_options": {"seed": 1}, "max_model_len": 512, "probe_tolerance": 0.1, "verifier_processes": 2,
+        "verifier_limit": 1.0,
+    }  # fmt: skip
+    with_other = {  # fields that only go with another one
+        "worker_count": LIVE | {"workers": "process", "worker_count": 2},
+        "engine_threads": LIVE | {"workers": "process", "engine_threads": 2},
+        "ray_address": LIVE | {"workers": "ray", "ray_address": "auto"},
+        "enable_thinking": {"chat": True, "enable_thinking": False},
+    }
+    assert {*other, *live, *with_other, "task", "schedule"} == set(config.to_dict())
+    changes = [{name: value} for name, value in other.items()] + [LIVE | {name: value} for name, value in live.items()]
+    changes += [LIVE, LIVE | {"workers": "ray"}, *with_other.values()]
+    ids = {config.replace(**change).run_id for change in changes}
+    assert len(ids | {config.run_id}) == len(changes) + 1
 
 
 @pytest.mark.parametrize(
@@ -80,6 +123,21 @@ def test_every_field_enters_the_run_id():
 def test_run_ids_of_the_first_records_stay(config, run_id):
     """Committed tables and their figures refer to these; a new field must stay out of the hash at its default."""
     assert config.run_id == run_id
+
+
+def test_a_live_run_says_so_in_its_id_and_knows_when_it_is_a_function_of_its_config():
+    live = RunConfig(**LIVE, max_staleness=4)
+    assert live.run_id.startswith("gmc-stale4-seed0-") and live.is_live and not RunConfig().is_live
+    assert RunConfig().is_deterministic and live.is_deterministic
+    assert live.replace(workers="process").is_deterministic
+    for change in (
+        {"in_flight_updates": True},
+        {"workers": "process", "worker_count": 2},
+        {"group_timeout": 1.0},
+        {"over_provision": 0.1},
+    ):
+        assert not live.replace(**change).is_deterministic
+    assert (live.probe_limit, live.replace(dtype="bfloat16", probe_tolerance=0.5).probe_limit) == (0.01, 0.5)
 
 
 def test_unknown_field_is_named():
