@@ -8,13 +8,17 @@ dtype.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from gmc_core.estimators.checks import computing_dtype
+from gmc_core.rollouts.output_head import output_head
+from gmc_core.rollouts.vocabulary_log_probs import LOGITS_BYTES
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,8 @@ def load_snapshot(model: Any, weights: Mapping[str, Tensor]) -> None:
 
 
 def token_log_probs(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:
-    """log softmax(logits / temperature) at `tokens`, fp32; logits (..., T, V), tokens (..., T) -> (..., T)."""
-    logits = logits.float()
+    """log softmax(logits / temperature) at `tokens`, fp32 (fp64 for fp64); logits (..., T, V), tokens (..., T)."""
+    logits = logits.to(computing_dtype(logits))
     if temperature != 1.0:
         logits = logits / temperature
     return torch.log_softmax(logits, dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
@@ -105,27 +109,52 @@ def response_log_probs(
     *,
     temperature: float = 1.0,
     share_prefix: bool = True,
+    mask_NT: Tensor | None = None,
+    logits_bytes: int = LOGITS_BYTES,
+    body: Callable[..., Any] | None = None,
 ) -> Tensor:
     """Log-prob of every response token, (N, T) fp32, in nats; entries past a response's end are meaningless.
 
     `prompt_index_N` names the prompt (row of `prompt_PL`, padded on the left) of every response. With `share_prefix`
     each prompt is run once and its key/value cache is gathered for all of its responses, which is exact and
     differentiable and saves (G - 1) / G of the prompt's work; without it every row runs prompt and response together.
+
+    Logits of more than `logits_bytes` are never held: hidden states are turned into log-probs block by block of the
+    vocabulary, only where `mask_NT` is True if it is given (0 elsewhere). The same happens at any size when `body` is
+    given: it is called in the place of the model's own body (a compiled one, say). ValueError for a model whose logits
+    cannot be made outside it (see `output_head`).
     """
     padded = not bool(prompt_mask_PL.all())
     N, T = response_NT.shape
+    words = model.get_output_embeddings().weight
+    in_blocks = body is not None or N * T * words.shape[0] * computing_dtype(words).itemsize > logits_bytes
+    head = output_head(model) if in_blocks else None
+
+    def run(keep: int, **inputs: Any) -> tuple[Tensor, Any]:
+        """Logits, or the hidden states that they are made of, of the last `keep` tokens (0: all); and the cache."""
+        if head is None:
+            out = model(**inputs, logits_to_keep=keep)
+            return out.logits, out.past_key_values
+        out = (body or head.body)(**inputs)
+        return out.last_hidden_state[:, -keep:], out.past_key_values
+
+    def finish(states_NTX: Tensor) -> Tensor:
+        if head is None:
+            return token_log_probs(states_NTX, response_NT, temperature)
+        mask = torch.ones_like(response_NT, dtype=torch.bool) if mask_NT is None else mask_NT
+        return head.log_probs(states_NTX, response_NT, mask, temperature=temperature, logits_bytes=logits_bytes)
+
     if share_prefix:
-        prompt = model(
+        states_P1X, cache = run(
+            1,
             input_ids=prompt_PL,
             attention_mask=prompt_mask_PL.long() if padded else None,
             position_ids=_positions(prompt_mask_PL) if padded else None,
             use_cache=True,
-            logits_to_keep=1,
         )
-        logits_N1V = prompt.logits[prompt_index_N]
+        states_N1X = states_P1X[prompt_index_N]
         if T == 1:
-            return token_log_probs(logits_N1V, response_NT, temperature)
-        cache = prompt.past_key_values
+            return finish(states_N1X)
         cache.batch_select_indices(prompt_index_N)
         extra: dict[str, Tensor] = {}
         if padded:
@@ -133,18 +162,18 @@ def response_log_probs(
             ones = torch.ones((N, T - 1), dtype=torch.long, device=response_NT.device)
             extra["attention_mask"] = torch.cat([prompt_mask_PL[prompt_index_N].long(), ones], dim=-1)
             extra["position_ids"] = seen_N1 + torch.arange(T - 1, device=response_NT.device)
-        rest = model(input_ids=response_NT[:, :-1], past_key_values=cache, use_cache=True, **extra)
-        return token_log_probs(torch.cat([logits_N1V, rest.logits], dim=1), response_NT, temperature)
+        rest, _ = run(0, input_ids=response_NT[:, :-1], past_key_values=cache, use_cache=True, **extra)
+        return finish(torch.cat([states_N1X, rest], dim=1))
     prompt_NL, prompt_mask_NL = prompt_PL[prompt_index_N], prompt_mask_PL[prompt_index_N]
-    mask = torch.cat([prompt_mask_NL, torch.ones_like(response_NT, dtype=torch.bool)], dim=-1)
-    out = model(
+    mask_NS = torch.cat([prompt_mask_NL, torch.ones_like(response_NT, dtype=torch.bool)], dim=-1)
+    states, _ = run(
+        T + 1,
         input_ids=torch.cat([prompt_NL, response_NT], dim=-1),
-        attention_mask=mask.long() if padded else None,
-        position_ids=_positions(mask) if padded else None,
+        attention_mask=mask_NS.long() if padded else None,
+        position_ids=_positions(mask_NS) if padded else None,
         use_cache=False,
-        logits_to_keep=T + 1,
     )
-    return token_log_probs(out.logits[:, :-1], response_NT, temperature)
+    return finish(states[:, :-1])
 
 
 def _positions(mask: Tensor) -> Tensor:
