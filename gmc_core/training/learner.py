@@ -10,15 +10,20 @@ exactly no gradient, so they are scored without one (their ratios are still meas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gmc_core.estimators import group_diagnostics, policy_gradient_loss, trajectory_log_ratio
+from gmc_core.estimators.checks import computing_dtype
+from gmc_core.rollouts.output_head import output_head
 from gmc_core.rollouts.policy import Policy, load_snapshot
 from gmc_core.rollouts.trajectories import Batch
+from gmc_core.training.micro_batches import MicroBatch, plan_micro_batches
+from gmc_core.training.recomputed_layers import recomputed_layers
 from gmc_core.training.rollout_log_probs import rollout_log_probs
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.step import OptimizerStep
@@ -34,6 +39,8 @@ class Learner:
         self.weighting = Weighting(config)
         parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
         self.step = OptimizerStep(parameters, config)
+        # the model's own body where None; widths change from step to step, so one graph for all of them
+        self.body = torch.compile(output_head(policy.model).body, dynamic=True) if config.compile else None
 
     def state_dict(self) -> dict[str, Any]:
         """Weights and everything of the optimiser, for a checkpoint; not copied."""
@@ -52,18 +59,19 @@ class Learner:
         advantage_PG = self.weighting.advantages(batch, valid_PG)
         scale_PG = self.weighting.scales(batch, valid_PG)
         active_N = (advantage_PG != 0).any(-1, keepdim=True).expand(P, G).flatten().nonzero().squeeze(-1)
-        passes = list(self._micro_batches(batch, active_N))
+        passes = self._micro_batches(batch, active_N)
         single_pass = len(passes) <= 1
 
-        logp_NT = torch.zeros((P * G, T), dtype=torch.float32, device=batch.response_PGT.device)
+        dtype = computing_dtype(next(self.policy.model.parameters()))
+        logp_NT = torch.zeros((P * G, T), dtype=dtype, device=batch.response_PGT.device)
         graph: Tensor | None = None
-        if single_pass and len(active_N):
-            graph = self._log_probs(batch, active_N)
-            logp_NT[active_N] = graph.detach()
+        if single_pass and passes:
+            graph = self._log_probs(batch, passes[0])
+            logp_NT[passes[0].rows_M, : passes[0].response_width] = graph.detach()
         with torch.no_grad():
             rest_N = self._complement(active_N, P * G) if single_pass else torch.arange(P * G, device=logp_NT.device)
-            for rows_N in self._micro_batches(batch, rest_N):
-                logp_NT[rows_N] = self._log_probs(batch, rows_N)
+            for part in self._micro_batches(batch, rest_N):
+                logp_NT[part.rows_M, : part.response_width] = self._log_probs(batch, part)
         logp_PGT = logp_NT.view(P, G, T)
         if torch.isnan(logp_PGT[batch.mask_PGT]).any():
             raise FloatingPointError(
@@ -72,20 +80,21 @@ class Learner:
             )
 
         weight_PGT, credit_PG = self.weighting.weights(batch, logp_PGT, advantage_PG, scale_PG, valid_PG)
+        weight_NT, mask_NT = weight_PGT.flatten(0, 1), batch.mask_PGT.flatten(0, 1)
         self.step.clear()
         loss = 0.0
-        for rows_N in passes:
-            logp = graph if graph is not None else self._log_probs(batch, rows_N)
-            part, _ = policy_gradient_loss(
-                logp,
-                weight_PGT.flatten(0, 1)[rows_N],
-                credit_PG.flatten()[rows_N],
-                batch.mask_PGT.flatten(0, 1)[rows_N],
-                normalizer=scale_PG.flatten()[rows_N],
+        for part in passes:
+            rows_M, width = part.rows_M, part.response_width
+            part_loss, _ = policy_gradient_loss(
+                graph if graph is not None else self._log_probs(batch, part),
+                weight_NT[rows_M, :width],
+                credit_PG.flatten()[rows_M],
+                mask_NT[rows_M, :width],
+                normalizer=scale_PG.flatten()[rows_M],
             )
-            part.backward()
+            part_loss.backward()
             self.step.collect()
-            loss += part.item()
+            loss += part_loss.item()
         metrics = self.step.take()
         log_ratio_PG = trajectory_log_ratio(logp_PGT, batch.behavior_logp_PGT, batch.mask_PGT)
         diagnostics = group_diagnostics(
@@ -98,14 +107,25 @@ class Learner:
         )
         return {"loss": loss} | metrics | {name: value.item() for name, value in diagnostics.items()}
 
-    def _log_probs(self, batch: Batch, rows_N: Tensor) -> Tensor:
-        return rollout_log_probs(self.policy.model, batch, rows_N, self.config.temperature)
+    def _log_probs(self, batch: Batch, part: MicroBatch) -> Tensor:
+        """(M, T) log-probs of a micro-batch, T its response width; with a graph unless under no_grad."""
+        model, config = self.policy.model, self.config
+        recompute = config.gradient_checkpointing and torch.is_grad_enabled()
+        with recomputed_layers(model) if recompute else nullcontext():
+            return rollout_log_probs(
+                model,
+                batch,
+                part.rows_M,
+                config.temperature,
+                prompt_width=part.prompt_width,
+                response_width=part.response_width,
+                share_prefix=not (recompute or config.compile),  # neither bears a cache that grows
+                logits_bytes=config.logits_mib * 2**20,
+                body=self.body,
+            )
 
-    def _micro_batches(self, batch: Batch, rows_N: Tensor) -> Iterator[Tensor]:
-        """The given rows in slices of at most `micro_batch_tokens` padded tokens, at least one row each."""
-        _, _, T = batch.shape
-        count = max(1, self.config.micro_batch_tokens // (batch.prompt_PL.shape[-1] + T))
-        return (rows_N[start : start + count] for start in range(0, len(rows_N), count))
+    def _micro_batches(self, batch: Batch, rows_N: Tensor) -> list[MicroBatch]:
+        return plan_micro_batches(batch, rows_N, self.config.micro_batch_tokens)
 
     @staticmethod
     def _complement(rows_N: Tensor, total: int) -> Tensor:
