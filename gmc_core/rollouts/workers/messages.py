@@ -28,6 +28,7 @@ from gmc_core.rollouts.trajectories import Group
 # --- commands: driver -> worker ---
 
 
+@runtime_checkable
 class WeightSource(Protocol):
     """Where the weights of a version lie: picklable, cheap to send, read on the other side."""
 
