@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gmc_core.rollouts.policy import Policy, load_snapshot
+from gmc_core.rollouts.prompt_encoding import PromptEncoder
 from gmc_core.rollouts.tasks import Prompt
 from gmc_core.rollouts.trajectories import Group
 
@@ -42,24 +43,22 @@ class RolloutEngine(Protocol):
 
 
 class TransformersEngine:
-    """Samples with a transformers model of its own, whose weights `update_weights` replaces."""
+    """Samples with a transformers model of its own, whose weights `update_weights` replaces.
 
-    def __init__(self, policy: Policy, policy_version: int = 0) -> None:
+    `encode` turns a prompt into token ids (default: its text, without special tokens).
+    """
+
+    def __init__(self, policy: Policy, policy_version: int = 0, encode: PromptEncoder | None = None) -> None:
         self.policy = policy
         self.policy_version = policy_version
+        self.encode = encode or PromptEncoder(policy.tokenizer)
 
     def update_weights(self, weights: Mapping[str, Tensor], policy_version: int) -> None:
         load_snapshot(self.policy.model, weights)
         self.policy_version = policy_version
 
     def tokenize(self, prompts: Sequence[Prompt]) -> list[Tensor]:
-        encoded = self.policy.tokenizer([prompt.text for prompt in prompts], add_special_tokens=False)["input_ids"]
-        for prompt, ids in zip(prompts, encoded, strict=True):
-            if not ids:
-                raise ValueError(
-                    f"prompt {prompt.text!r} has no tokens under this model's tokenizer; give it some text"
-                )
-        return [torch.tensor(ids, device=self.policy.device) for ids in encoded]
+        return [torch.tensor(self.encode(prompt), device=self.policy.device) for prompt in prompts]
 
     @torch.no_grad()
     def generate(

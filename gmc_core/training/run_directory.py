@@ -3,6 +3,8 @@
     config.json         the RunConfig, and the fingerprint of the initial model
     metrics.jsonl       one line per update            (a function of the config: no clock in it)
     evaluations.jsonl   one line per evaluation        (likewise)
+    events.jsonl        live loop: who did what when   (clocks; training/timeline.py)
+    ledger.json         live loop: every group issued, what became of it, staleness of what was trained on
     checkpoint.safetensors   while unfinished
     policy.safetensors  the final weights
     provenance.json     commit, lock, versions, machine, seconds
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gmc_core.files import write_atomically
+from gmc_core.files import append_line, write_atomically
 from gmc_core.training.run_config import RunConfig
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -82,7 +84,7 @@ class RunDirectory:
             self._check_identity()
             return
         self.path.mkdir(parents=True)
-        self._write_json("config.json", {"config": self.config.to_dict(), "fingerprint": self.fingerprint})
+        self.write_json("config.json", {"config": self.config.to_dict(), "fingerprint": self.fingerprint})
 
     def set_aside(self, reason: str) -> None:
         """Rename the folder so that the run starts again and what was computed can still be looked at."""
@@ -112,11 +114,10 @@ class RunDirectory:
 
     # --- lines ---
 
-    def append(self, name: str, row: Mapping[str, float]) -> None:
-        with open(self.path / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+    def append(self, name: str, row: Mapping[str, Any]) -> None:
+        append_line(self.path / name, json.dumps(row))
 
-    def rows(self, name: str) -> list[dict[str, float]]:
+    def rows(self, name: str) -> list[dict[str, Any]]:
         """All complete lines. A half-written last line (a kill in mid-write) is left out."""
         path = self.path / name
         text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -134,11 +135,20 @@ class RunDirectory:
                 raise DamagedRecordError(f"{self.path / name} lacks updates before the checkpoint at {update}")
             write_atomically(self.path / name, "".join(json.dumps(row) + "\n" for row in kept).encode())
 
+    def trim(self, name: str) -> None:
+        """Cut off a half-written last line, so that appending goes on with a whole one."""
+        path = self.path / name
+        if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+            write_atomically(path, content[: content.rfind(b"\n") + 1])
+
     # --- finishing and reading ---
 
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        write_atomically(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
+
     def finish(self, summary: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-        self._write_json("provenance.json", provenance)
-        self._write_json("summary.json", summary)
+        self.write_json("provenance.json", provenance)
+        self.write_json("summary.json", summary)
         (self.path / CHECKPOINT).unlink(missing_ok=True)
 
     def read(self) -> RunRecord:
@@ -165,6 +175,3 @@ class RunDirectory:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise DamagedRecordError(f"{self.path / name} cannot be read ({error})") from error
-
-    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        write_atomically(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
