@@ -1,0 +1,105 @@
+"""Building vLLM's engine from an `EngineSpec`: which of its arguments are ours, and what a model folder needs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gmc_core.rollouts.engine_spec import EngineSpec
+from gmc_core.rollouts.vllm_environment import building, stepping
+from gmc_core.rollouts.vllm_weights import EXTENSION
+
+DEFAULTS = {"max_num_seqs": 256, "enable_prefix_caching": True, "disable_log_stats": True, "use_tqdm_on_load": False}
+CPU_DEFAULTS = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30}
+FIXED = {  # what this class relies on, and what EngineSpec has a field for
+    "model": "EngineSpec.model",
+    "dtype": "EngineSpec.dtype",
+    "max_model_len": "EngineSpec.max_model_len",
+    "logprobs_mode": "the log-probs of the sampling distribution",
+    "skip_tokenizer_init": "token ids only",
+    "worker_extension_cls": "the weight updates",
+    "weight_transfer_config": "the option weight_transfer",
+}
+
+_RUNNING: set[int] = set()  # ids of the engines of this process
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """ValueError for an option that this project sets itself."""
+    for name, reason in FIXED.items():
+        if name in options:
+            raise ValueError(f"engine option {name!r} cannot be set: it is taken by {reason}")
+
+
+def build_engine(spec: EngineSpec, max_model_len: int | None) -> Any:
+    """vLLM's `LLMEngine` with its core in this process. ValueError for an option that vLLM does not know."""
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    options = dict(spec.options)
+    if (backend := options.pop("weight_transfer", None)) is not None:
+        from vllm.config import WeightTransferConfig
+
+        options["weight_transfer_config"] = WeightTransferConfig(backend=backend)
+    arguments = DEFAULTS | (CPU_DEFAULTS if spec.device == "cpu" else {}) | options
+    if unknown := arguments.keys() - EngineArgs.__dataclass_fields__.keys():
+        raise ValueError(f"engine option {sorted(unknown)[0]!r} is none of vLLM's EngineArgs")
+    try:
+        with building(spec.threads), stepping(spec.device):
+            engine = LLMEngine.from_engine_args(
+                EngineArgs(
+                    model=spec.model,
+                    dtype=spec.dtype,
+                    # One more than will be used: to score a response of full length vLLM asks for room for a token
+                    # after it (which is sampled and thrown away, its position never computed).
+                    max_model_len=None if max_model_len is None else max_model_len + 1,
+                    logprobs_mode="processed_logprobs",
+                    skip_tokenizer_init=True,
+                    worker_extension_cls=EXTENSION,
+                    **arguments,
+                )
+            )
+    except Exception as error:
+        error.add_note(f"while vLLM built its engine for {spec}")
+        raise
+    engine.engine_core._finalizer.detach()  # `shut_down` takes its place
+    _RUNNING.add(id(engine))
+    return engine
+
+
+def shut_down(engine: Any) -> None:
+    """Release what this engine holds. vLLM's own shutdown would also end the process groups of the others here."""
+    core = engine.engine_core.engine_core
+    _RUNNING.discard(id(engine))
+    if not _RUNNING:
+        core.shutdown()
+        return
+    core.structured_output_manager.clear_backend()
+    core.model_executor.shutdown()
+    core.scheduler.shutdown()
+    gc.unfreeze()
+
+
+def check_folder(model: str) -> None:
+    looks_local = Path(model).is_absolute() or model.startswith(".")
+    if looks_local and not (Path(model) / "config.json").exists():
+        raise FileNotFoundError(
+            f"no model at {model}: it has no config.json. Give a folder written by save_pretrained or a hub name; "
+            "`python -m gmc_core.rollouts.warm_start` makes the tiny Qwen3"
+        )
+
+
+def eos_ids(model: str, tokenizer: Any) -> tuple[int, ...]:
+    """Every id that ends a response, as `policy.load_policy` finds them."""
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        eos = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:  # no generation_config.json
+        eos = GenerationConfig.from_model_config(AutoConfig.from_pretrained(model)).eos_token_id
+    eos = tokenizer.eos_token_id if eos is None else eos
+    if eos is None:
+        raise ValueError(f"model {model} names no end-of-sequence id in its generation config or tokenizer; set one")
+    return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
