@@ -7,11 +7,13 @@ well-formed, finished, correct answer, else 0.0; a verifier never raises on what
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+
+from gmc_core.rollouts.datasets.registry import DATASETS
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,11 @@ class Prompt:
 
 @runtime_checkable
 class Task(Protocol):
-    """What the loop needs of a task. `name` and the fields of the dataclass identify it in a run's config."""
+    """What the loop needs of a task. `name` and the fields of the dataclass identify it in a run's config.
+
+    A task may also have `sample_evaluation_prompts(count, generator)`, prompts that are never trained on, and
+    `provenance()`, what a record keeps of its data; see `evaluation_prompts` and `data_provenance`.
+    """
 
     name: str
     max_response_tokens: int
@@ -75,11 +81,41 @@ class RunningSums:
         return float(finished and well_formed and response[-1] == prompt.answer)
 
 
-TASKS: dict[str, type] = {"running_sums": RunningSums}
+def _dataset_task(name: str) -> Callable[..., Task]:
+    def make(**options) -> Task:
+        from gmc_core.rollouts.datasets.task import DatasetTask
+
+        return DatasetTask(name, **options)
+
+    return make
+
+
+def _procedural_task(**options) -> Task:
+    from gmc_core.rollouts.datasets.procedural import ProceduralTask
+
+    return ProceduralTask(**options)
+
+
+# What makes a task from its options; data sets come from their registry and are read when the first prompt is drawn.
+TASKS: dict[str, Callable[..., Task]] = {
+    "running_sums": RunningSums,
+    "reasoning_gym": _procedural_task,
+    **{name: _dataset_task(name) for name in DATASETS},
+}
 
 
 def make_task(name: str, **options) -> Task:
     """The task of that name. Raises ValueError for an unknown name, TypeError for an option it does not have."""
     if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}; known tasks: {', '.join(sorted(TASKS))}")
+        raise ValueError(f"unknown task {name!r}; known tasks: {', '.join(TASKS)}")
     return TASKS[name](**options)
+
+
+def evaluation_prompts(task: Task, count: int, generator: torch.Generator) -> list[Prompt]:
+    """Up to `count` prompts to evaluate on: held-out ones where the task has them, else as in training."""
+    return getattr(task, "sample_evaluation_prompts", task.sample_prompts)(count, generator)
+
+
+def data_provenance(task: Task) -> dict[str, object] | None:
+    """Origin and version of the task's data, for the run record; None for a task without data."""
+    return task.provenance() if hasattr(task, "provenance") else None

@@ -17,7 +17,7 @@ from gmc_core.rollouts.policy import Policy, snapshot
 from gmc_core.rollouts.prompt_encoding import PromptEncoder
 from gmc_core.rollouts.random_streams import stream_generator
 from gmc_core.rollouts.scoring import evaluate
-from gmc_core.rollouts.tasks import Task, make_task
+from gmc_core.rollouts.tasks import Task, data_provenance, evaluation_prompts, make_task
 from gmc_core.rollouts.trajectories import Batch
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.run_directory import RunDirectory, RunRecord
@@ -56,8 +56,8 @@ class Session:
         self._on_update, self._observe = on_update, observe
         self.task = make_task(config.task, **config.task_options)
         self.engine = TransformersEngine(policy, encode=self.encoder())
-        self.evaluation_prompts = self.task.sample_prompts(
-            config.evaluation_prompts, stream_generator(EVALUATION_SEED, "evaluation prompts")
+        self.evaluation_prompts = evaluation_prompts(
+            self.task, config.evaluation_prompts, stream_generator(EVALUATION_SEED, "evaluation prompts")
         )
         self._sources = git_state()  # when the run starts: commits made meanwhile are not what it ran
         self.seconds = {"wall": 0.0, "cpu": 0.0}
@@ -140,6 +140,7 @@ class Session:
             "seed": self.config.seed,
             "model_fingerprint": self.policy.fingerprint,
             "seconds": self.elapsed(),
+            **({} if (data := data_provenance(self.task)) is None else {"data": data}),
             **more,
         }
         self.directory.finish(summarize(self.directory.rows("evaluations.jsonl")), provenance)

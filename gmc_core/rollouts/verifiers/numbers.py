@@ -27,7 +27,7 @@ _SLASH = re.compile(rf"({_PLAIN})\s*/\s*([-+]?{_PLAIN})")
 # A number inside prose: not the tail of another number or of a word, and a sign only where it cannot be a subtraction.
 _IN_PROSE = re.compile(
     r"(?<![\w.,])(?P<sign>-?)[$€£¥₹]?(?P<inner>-?)"
-    r"(?P<digits>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?P<rest>\.[0-9]+)?(?!,?[0-9])(?:\s*/\s*(?P<below>[0-9]+)(?![0-9.,]))?"
+    r"(?P<digits>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?P<rest>\.[0-9]+)?(?!,?[0-9])(?:\s*/\s*(?P<below>[0-9]+)(?!,?[0-9]|\.[0-9]))?"
     r"|(?<![\w.,])(?P<point_sign>-?)[$€£¥₹]?(?P<point>\.[0-9]+)(?![0-9])"
 )
 
