@@ -29,6 +29,8 @@ from gmc_core.training.run_config import RunConfig
 from gmc_core.training.step import OptimizerStep
 from gmc_core.training.weighting import Weighting, usable_rollouts
 
+MIB = 2**20
+
 
 class Learner:
     """Owns the trained policy and its optimiser; `update(batch)` takes one step and returns its metrics."""
@@ -120,7 +122,7 @@ class Learner:
                 prompt_width=part.prompt_width,
                 response_width=part.response_width,
                 share_prefix=not (recompute or config.compile),  # neither bears a cache that grows
-                logits_bytes=config.logits_mib * 2**20,
+                logits_bytes=config.logits_mib * MIB,
                 body=self.body,
             )
 

@@ -48,9 +48,9 @@ def plan_micro_batches(batch: Batch, rows_N: Tensor, budget: int) -> list[MicroB
     L = batch.prompt_PL.shape[-1]
     prompt_N = batch.prompt_mask_PL.sum(-1)[torch.div(rows_N, G, rounding_mode="floor")]
     response_N = batch.mask_PGT.flatten(0, 1)[rows_N].sum(-1)
-    fit = max(1, budget // (L + T))
     rectangle = len(rows_N) * (L + T)
-    if len(rows_N) <= fit or rectangle - int((prompt_N + response_N).sum()) <= MOST_PADDING * rectangle:
+    if rectangle <= budget or rectangle - int((prompt_N + response_N).sum()) <= MOST_PADDING * rectangle:
+        fit = max(1, budget // (L + T))
         return [MicroBatch(rows_N[start : start + fit], L, T) for start in range(0, len(rows_N), fit)]
     packed = _pack(prompt_N.tolist(), response_N.tolist(), budget)
     return [

@@ -127,9 +127,10 @@ def test_groups_of_mass_zero_and_weights_all_zero():
     assert all(math.isfinite(value) for name, value in metrics.items() if name != "log_ratio_min")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("log_ratio", [[[0.5]], [[1000.0, 0.0], [-1000.0, 999.0]], [[0.1, math.nan]]])
-def test_finite_for_groups_of_one_and_for_extreme_ratios(log_ratio):
-    log_ratio = torch.tensor(log_ratio)
+def test_finite_for_groups_of_one_and_for_extreme_ratios(log_ratio, dtype):
+    log_ratio = torch.tensor(log_ratio, dtype=dtype)
     metrics = _plain(group_diagnostics(log_ratio, gmc_weights(log_ratio), advantage=torch.zeros_like(log_ratio)))
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["excess_group"] <= metrics["excess_truncate"] * (1 + 1e-6) + 1e-6
