@@ -136,6 +136,14 @@ def connect(at_orphaned: Callable[[], None] | None = None) -> Connection:
     return Connection(descriptor)
 
 
+def await_orphaned(seconds: float = 10.0) -> None:
+    """For a main whose pipe has ended: leave the end to the watcher of `connect`, which then tidies up first.
+
+    Returns after `seconds`: the parent lives and has only closed the pipe.
+    """
+    time.sleep(seconds)
+
+
 def end_process_group() -> None:
     """End the calling child and what it has started."""
     if os.getpgrp() == os.getpid():  # always, but for a main that somebody runs by hand

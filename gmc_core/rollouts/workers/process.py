@@ -48,6 +48,10 @@ class ProcessWorker:
         if not self._ended.is_set():
             self._outbox.put(dumps(command))
 
+    def kill(self) -> None:
+        """For one that has stopped to answer: `Failed(recoverable=True)` follows, as after any other kill."""
+        self._child.kill()
+
     def close(self, timeout: float = 5.0) -> None:
         """Let the child finish its step and end; kill it after `timeout` seconds."""
         self._ended.set()
