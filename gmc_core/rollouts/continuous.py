@@ -32,7 +32,8 @@ class GroupRequest:
 
     `ticket` names the group for life: it is issued once, and a request that is sent again after a worker died carries
     the same ticket and the same `seed`. `seed` determines the sampling of this group, whatever else is in flight (up to
-    the batch-dependent rounding of the engine).
+    the batch-dependent rounding of the engine). `temperature` 0 is greedy decoding, for evaluation: the log-probs are
+    then those of temperature 1.
     """
 
     ticket: int
@@ -47,8 +48,8 @@ class GroupRequest:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"GroupRequest.{name} is {value!r}; expected an integer of at least {least}")
-        if not self.temperature > 0:
-            raise ValueError(f"GroupRequest.temperature is {self.temperature!r}; expected a number above 0")
+        if not self.temperature >= 0:
+            raise ValueError(f"GroupRequest.temperature is {self.temperature!r}; expected a number of at least 0")
 
 
 @runtime_checkable

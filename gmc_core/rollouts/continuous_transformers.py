@@ -199,9 +199,11 @@ class ContinuousTransformersEngine:
 def draw_tokens(logits_KV: Tensor, temperature_K: Tensor, node_N: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
     """A token for every rollout from softmax(logits / temperature) of its node, and its fp32 log-prob there.
 
-    `uniform_N` in [0, 1), float64: the token is the first whose cumulative probability exceeds it.
+    `uniform_N` in [0, 1), float64: the token is the first whose cumulative probability exceeds it. Where the
+    temperature is 0 it is the likeliest one, with its log-prob at temperature 1.
     """
-    logp_KV = torch.log_softmax(logits_KV.float() / temperature_K[:, None], dim=-1)
+    greedy_K = temperature_K == 0
+    logp_KV = torch.log_softmax(logits_KV.float() / temperature_K.masked_fill(greedy_K, 1.0)[:, None], dim=-1)
     cumulative_KV = logp_KV.double().exp().cumsum(-1)
     threshold_N = uniform_N * cumulative_KV[node_N, -1]  # below the total, whatever the rounding of the sum
     rows = max(1, 2**25 // logp_KV.shape[-1])  # bounds the copy of rows by node for large vocabularies
@@ -211,6 +213,8 @@ def draw_tokens(logits_KV: Tensor, temperature_K: Tensor, node_N: Tensor, unifor
             for node, threshold in zip(node_N.split(rows), threshold_N.split(rows), strict=True)
         ]
     )
+    if bool(greedy_K.any()):
+        token_N = torch.where(greedy_K[node_N], logp_KV.argmax(-1)[node_N], token_N)
     return token_N, logp_KV[node_N, token_N]
 
 

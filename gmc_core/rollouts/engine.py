@@ -38,7 +38,7 @@ class RolloutEngine(Protocol):
         temperature: float,
         generator: torch.Generator,
     ) -> list[Group]:
-        """`group_size` rollouts of every prompt, without rewards."""
+        """`group_size` rollouts of every prompt, without rewards. `temperature` 0 is greedy decoding."""
         ...
 
 
@@ -127,7 +127,14 @@ class TransformersEngine:
 def sample_tokens(
     logits_KV: Tensor, node_N: Tensor, temperature: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """A token for every rollout from softmax(logits / temperature) of its node, and its fp32 log-prob there."""
+    """A token for every rollout from softmax(logits / temperature) of its node, and its fp32 log-prob there.
+
+    At temperature 0 it is the likeliest token, with its log-prob at temperature 1.
+    """
+    if temperature == 0:
+        logp_KV = torch.log_softmax(logits_KV.float(), dim=-1)
+        token_N = logp_KV.argmax(-1)[node_N]
+        return token_N, logp_KV[node_N, token_N]
     logp_KV = torch.log_softmax(logits_KV.float() / temperature, dim=-1)
     token_N = torch.multinomial(logp_KV.exp()[node_N], 1, generator=generator).squeeze(-1)
     return token_N, logp_KV[node_N, token_N]

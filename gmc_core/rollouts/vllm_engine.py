@@ -62,7 +62,7 @@ class VllmEngine:
         self.eos_ids = eos_ids(spec.model, self.tokenizer)
         config = AutoConfig.from_pretrained(spec.model).get_text_config()
         self.max_model_len = spec.max_model_len or getattr(config, "max_position_embeddings", None)
-        self._encode = PromptEncoder(self.tokenizer, spec.chat, spec.enable_thinking)
+        self.encode = PromptEncoder(self.tokenizer, spec.chat, spec.enable_thinking)
         self._shapes = parameter_shapes(spec.model)
         self._flying: dict[int, _Flight] = {}  # by ticket, oldest first
         self._landed: dict[int, Group] = {}  # complete, not yet returned by `step`
@@ -84,23 +84,29 @@ class VllmEngine:
         return tuple(self._flying)
 
     def add(self, request: GroupRequest) -> None:
-        """See `ContinuousEngine`. Also ValueError for what exceeds `max_model_len`, and temperatures below 0.01."""
+        """See `ContinuousEngine`. Also ValueError for what exceeds `max_model_len`, for temperatures in (0, 0.01), and
+        for several rollouts of one prompt at temperature 0 (greedy decoding), which would be copies.
+        """
         engine = self._alive()
         if request.ticket in self._flying:
             raise ValueError(f"ticket {request.ticket} is in flight already; a ticket names one group for life")
-        if request.temperature < LEAST_TEMPERATURE:
+        if request.temperature == 0 and request.group_size > 1:
+            raise ValueError(
+                f"ticket {request.ticket}: greedy decoding gives {request.group_size} copies of one; ask for one"
+            )
+        if 0 < request.temperature < LEAST_TEMPERATURE:
             raise ValueError(
                 f"ticket {request.ticket}: temperature {request.temperature} is below {LEAST_TEMPERATURE}, the least "
-                "that vLLM samples at"
+                "that vLLM samples at; 0 is greedy"
             )
-        prompt = self._encode(request.prompt)
+        prompt = self.encode(request.prompt)
         if self.max_model_len is not None and len(prompt) + request.max_new_tokens > self.max_model_len:
             raise ValueError(
                 f"ticket {request.ticket}: {len(prompt)} prompt tokens and {request.max_new_tokens} new ones exceed "
                 f"the model's {self.max_model_len} (max_model_len); shorten the response limit or the prompts"
             )
         name = self._name("group")
-        internal = engine.add_request(name, _tokens(prompt), self._sampling(request))
+        internal = engine.add_request(name, _tokens(prompt), self.sampling_params(request))
         self._flying[request.ticket] = _Flight(request, prompt, name, internal)
         self._tickets[name] = request.ticket
 
@@ -224,7 +230,7 @@ class VllmEngine:
             raise broken
         return outputs
 
-    def _sampling(self, request: GroupRequest) -> Any:
+    def sampling_params(self, request: GroupRequest) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -68,9 +68,11 @@ def test_log_probs_are_the_learners(folder, temperature):
         check(group, {0: policy}, temperature)
 
 
-def test_a_cold_policy_takes_the_likeliest_token(folder):
+@pytest.mark.parametrize("temperature", [1e-3, 0.0])
+def test_a_cold_policy_takes_the_likeliest_token(folder, temperature):
     policy = random_policy(0)
-    for group in generate_groups(engine_of(folder), requests(temperature=1e-3)):
+    for group in generate_groups(engine_of(folder), requests(temperature=temperature)):
+        check(group, {0: policy}, temperature or 1.0)
         tokens = torch.cat([group.prompt_tokens_L, group.response_GT[0][group.mask_GT[0]]])
         likeliest = policy.model(input_ids=tokens[None]).logits[0].argmax(-1)
         L = group.prompt_tokens_L.numel()
@@ -236,3 +238,14 @@ def test_bad_requests_and_options_are_named(folder):
         engine_of(folder + "/nothing")
     engine.close()
     assert engine.in_flight == ()
+
+
+def test_greedy_and_sampled_groups_run_side_by_side(folder):
+    mixed = requests(tokens=8)
+    mixed[2] = replace(mixed[2], temperature=0.0)
+    alone = generate_groups(engine_of(folder), [mixed[2]])[0]
+    groups = generate_groups(engine_of(folder), mixed)
+    assert torch.equal(groups[2].response_GT, alone.response_GT)
+    assert len(groups[2].response_GT.unique(dim=0)) == 1 < len(groups[1].response_GT.unique(dim=0))
+    with pytest.raises(ValueError, match="at least 0"):
+        requests(temperature=-0.1)

@@ -31,6 +31,19 @@ def zero_rewards(groups):
 
 
 @pytest.mark.parametrize("prompts", [EQUAL, RAGGED], ids=["equal prompts", "ragged prompts"])
+def test_temperature_0_is_greedy(prompts):
+    policy = random_policy()
+    for group in generate(TransformersEngine(policy), prompts, temperature=0.0, group_size=2):
+        assert torch.equal(group.response_GT[0], group.response_GT[1])
+        tokens = torch.cat([group.prompt_tokens_L, group.response_GT[0][group.mask_GT[0]]])
+        logits = policy.model(input_ids=tokens[None]).logits[0, len(group.prompt_tokens_L) - 1 : -1]
+        response = tokens[len(group.prompt_tokens_L) :]
+        assert torch.equal(logits.argmax(-1), response)
+        logp = logits.log_softmax(-1).gather(-1, response[:, None]).squeeze(-1)
+        torch.testing.assert_close(group.behavior_logp_GT[0][group.mask_GT[0]], logp, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("prompts", [EQUAL, RAGGED], ids=["equal prompts", "ragged prompts"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("share_prefix", [True, False])
 def test_behaviour_log_probs_equal_the_learners(prompts, temperature, share_prefix):
