@@ -18,7 +18,7 @@ from gmc_core.training.checkpoints import load_checkpoint, save_checkpoint
 from gmc_core.training.learner import Learner
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.run_directory import CHECKPOINT, DamagedRecordError, RunDirectory, RunRecord
-from gmc_core.training.session import Session, TrainingView, batch_metrics, summarize
+from gmc_core.training.session import Session, TrainingView, batch_metrics, model_path, summarize
 from gmc_core.training.staleness import FixedDelay
 
 __all__ = ["TrainingView", "summarize", "train"]
@@ -65,12 +65,6 @@ def train(
             directory.set_aside(str(error))
             directory.open()
             return Run(Session(config, load(), directory, **options)).finish()
-
-
-def model_path(model: str) -> str | Path:
-    """A path inside the checkout, if there is one of that name; else a hub name or an absolute path as given."""
-    local = paths.ROOT / model
-    return local if local.exists() else model
 
 
 class FixedDelayRun:

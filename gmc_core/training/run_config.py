@@ -27,7 +27,6 @@ COUNTS = (
     "logits_mib",
     "worker_count",
     "engine_threads",
-    "verifier_processes",
 )
 # Fields that the first records did not have: at their default they stay out of the hash, so old run ids stay.
 LATER_FIELDS = (
@@ -81,7 +80,7 @@ class RunConfig:
     between two updates. `engine`: "transformers" or "vllm", with `engine_options` for its constructor,
     `engine_threads` and `max_model_len`. After each weight update an engine's log-probs must agree with the learner's
     to `probe_tolerance` nats (None: 0.01 in float32, 0.3 in bfloat16). Rewards come from `verifier_processes`
-    processes, each answer within `verifier_limit` seconds.
+    processes, those of a group within `verifier_limit` seconds; with 0 of them from this one, without a limit.
 
     `chat` puts prompts into the model's chat template, `enable_thinking` is passed on to it.
 
@@ -144,7 +143,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in COUNTS:
             self._integer(name, 1)
-        for name in ("delay", "seed", "warmup_updates", "max_staleness", "max_restarts"):
+        for name in ("delay", "seed", "warmup_updates", "max_staleness", "max_restarts", "verifier_processes"):
             self._integer(name, 0)
         for name in ("detached", "master_weights", "gradient_checkpointing", "compile", "in_flight_updates", "chat"):
             self._switch(name)

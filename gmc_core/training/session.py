@@ -6,10 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from gmc_core import paths
 from gmc_core.files import write_atomically
 from gmc_core.provenance import git_state, lock_hash, machine, package_versions
 from gmc_core.rollouts.engine import TransformersEngine
@@ -63,6 +65,11 @@ class Session:
         self.seconds = {"wall": 0.0, "cpu": 0.0}
         self._started = (time.perf_counter(), time.process_time())
         self._last_checkpoint = time.perf_counter()
+
+    @property
+    def model(self) -> str | Path:
+        """Where the initial model lies."""
+        return model_path(self.config.model)
 
     def encoder(self) -> PromptEncoder | None:
         """How prompts become tokens; None takes their text as it is."""
@@ -145,6 +152,12 @@ class Session:
         }
         self.directory.finish(summarize(self.directory.rows("evaluations.jsonl")), provenance)
         return self.directory.read()
+
+
+def model_path(model: str) -> str | Path:
+    """A path inside the checkout, if there is one of that name; else a hub name or an absolute path as given."""
+    local = paths.ROOT / model
+    return local if local.exists() else model
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
