@@ -89,6 +89,27 @@ METRICS: dict[str, Metric] = {
     "staleness": Metric(
         "updates", "policy_version - behavior_version, mean over rollouts", "above the delay you asked for"
     ),
+    "staleness_max": Metric(
+        "updates",
+        "live loop: largest staleness of a rollout, by the lowest version among its tokens",
+        "above max_staleness is impossible; always at it: the generators set the pace",
+    ),
+    "mixed_version_fraction": Metric(
+        "fraction",
+        "live loop: rollouts whose tokens were sampled under more than one policy version",
+        "near 1: rollouts take longer than an update",
+    ),
+    "queue_length": Metric(
+        "groups",
+        "live loop with a clock: ready groups left when the batch was taken",
+        "always 0: the learner waits for generators; at its capacity: they wait for the learner",
+    ),
+    "dropped_groups": Metric(
+        "groups",
+        "live loop with a clock: groups dropped since the previous update",
+        "beside prompts_per_update: much is generated for nothing, and what is learnt from is the quick part",
+    ),
+    "restarts": Metric("workers", "live loop with a clock: rollout workers replaced so far", "growing steadily"),
     "reward_mean": Metric(
         "reward", "mean reward of the sampled rollouts", "falling towards the reward of the warm start or 0"
     ),
