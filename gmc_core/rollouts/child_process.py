@@ -3,6 +3,7 @@
 `multiprocessing` with "spawn" would import the caller's `__main__` again and could not set variables before torch is
 imported; here the child is `python -m <module>` with its own environment, in a session of its own (a Ctrl-C in the
 terminal or an interrupted notebook cell is the parent's affair), and a kill reaches whatever it has started itself.
+For Linux and macOS: the pipe is handed over as a file descriptor.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class ChildProcess:
         self._log.seek(0, io.SEEK_END)
         self._log.seek(max(0, self._log.tell() - 20_000))
         tail = self._log.read().decode(errors="replace").strip().splitlines()[-lines:]
-        return "\n".join([how, *tail])
+        return "\n".join([how + (". Its last output:" if tail else ""), *tail])
 
     @property
     def exit_code(self) -> int | None:
