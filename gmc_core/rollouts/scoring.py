@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn.functional import pad
 
 from gmc_core.rollouts.engine import RolloutEngine
 from gmc_core.rollouts.tasks import Prompt, Task
@@ -29,9 +31,28 @@ def score_groups(groups: Sequence[Group], task: Task, tokenizer) -> list[Group]:
     return scored
 
 
+def pass_at_k(correct: int, samples: int, k: int) -> float:
+    """Unbiased estimate of the chance that at least one of k fresh samples is right, from `correct` of `samples`.
+
+    1 - C(samples - correct, k) / C(samples, k) (Chen et al. 2021, arXiv 2107.03374), in exact integers. At k = 1 it is
+    the share of right samples. ValueError unless 1 <= k <= samples and 0 <= correct <= samples.
+    """
+    if not 1 <= k <= samples or not 0 <= correct <= samples:
+        raise ValueError(
+            f"pass_at_k got correct={correct}, samples={samples}, k={k}; expected 0 <= correct <= samples and "
+            "1 <= k <= samples"
+        )
+    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """`accuracy`: the mean reward over `prompts` x `samples` responses; `rewards_PG`: each of them."""
+    """`accuracy`: the mean reward over `prompts` x `samples` responses; `rewards_PG`: each of them.
+
+    A response that the engine did not deliver is a failure: it has reward 0, stays in the denominators and is counted
+    in `missing`; a prompt without any comes last in `rewards_PG`. `response_length` and `truncated_fraction` are over
+    the delivered ones.
+    """
 
     accuracy: float
     prompts: int
@@ -39,6 +60,12 @@ class Evaluation:
     response_length: float
     truncated_fraction: float
     rewards_PG: torch.Tensor
+    missing: int = 0
+
+    def pass_at(self, k: int) -> float:
+        """pass@k, mean over prompts; a response is right if its reward is positive. ValueError unless k <= samples."""
+        correct_P = (self.rewards_PG > 0).sum(-1).tolist()
+        return sum(pass_at_k(correct, self.samples, k) for correct in correct_P) / self.prompts
 
 
 def evaluate(
@@ -54,7 +81,7 @@ def evaluate(
 ) -> Evaluation:
     """Sample `samples` responses to every prompt with the engine's current policy and score them.
 
-    ValueError for no prompts or samples < 1.
+    `temperature` 0 is greedy decoding. ValueError for no prompts or samples < 1.
     """
     if not prompts or samples < 1:
         raise ValueError(f"evaluate got {len(prompts)} prompts and samples={samples}; both must be at least 1")
@@ -65,13 +92,19 @@ def evaluate(
         temperature=temperature,
         generator=generator,
     )
+    if not groups:
+        raise RuntimeError(f"the engine delivered nothing for {len(prompts)} prompts")
     scored = score_groups(groups, task, tokenizer)
-    rewards_PG = torch.stack([group.reward_G for group in scored])
+    missing = len(prompts) * samples - sum(group.size for group in scored)
+    rows = [group.reward_G for group in scored]
+    rows += [rows[0].new_zeros(0)] * (len(prompts) - len(rows))
+    rewards_PG = torch.stack([pad(row, (0, samples - len(row))) for row in rows] if missing else rows)
     return Evaluation(
         accuracy=rewards_PG.mean().item(),
         prompts=len(prompts),
         samples=samples,
-        response_length=torch.stack([group.mask_GT.sum(-1).float() for group in groups]).mean().item(),
-        truncated_fraction=1.0 - torch.stack([group.finished_G.float() for group in groups]).mean().item(),
+        response_length=torch.cat([group.mask_GT.sum(-1).float() for group in groups]).mean().item(),
+        truncated_fraction=1.0 - torch.cat([group.finished_G.float() for group in groups]).mean().item(),
         rewards_PG=rewards_PG,
+        missing=missing,
     )
