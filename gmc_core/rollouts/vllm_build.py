@@ -13,6 +13,7 @@ from gmc_core.rollouts.vllm_weights import EXTENSION
 
 DEFAULTS = {"max_num_seqs": 256, "enable_prefix_caching": True, "disable_log_stats": True, "use_tqdm_on_load": False}
 CPU_DEFAULTS = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30}
+CPU_BATCHED_TOKENS = 4096  # tokens of one step, prefills included
 FIXED = {  # what this class relies on, and what EngineSpec has a field for
     "model": "EngineSpec.model",
     "dtype": "EngineSpec.dtype",
@@ -33,40 +34,61 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise ValueError(f"engine option {name!r} cannot be set: it is taken by {reason}")
 
 
-def build_engine(spec: EngineSpec, max_model_len: int | None) -> Any:
-    """vLLM's `LLMEngine` with its core in this process. ValueError for an option that vLLM does not know."""
+def engine_arguments(spec: EngineSpec, max_model_len: int | None) -> dict[str, Any]:
+    """vLLM's `EngineArgs` for this spec, as a dictionary. ValueError for an option that vLLM does not know."""
     from vllm import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
 
     options = dict(spec.options)
     if (backend := options.pop("weight_transfer", None)) is not None:
         from vllm.config import WeightTransferConfig
 
         options["weight_transfer_config"] = WeightTransferConfig(backend=backend)
-    arguments = DEFAULTS | (CPU_DEFAULTS if spec.device == "cpu" else {}) | options
-    if unknown := arguments.keys() - EngineArgs.__dataclass_fields__.keys():
+    if unknown := options.keys() - EngineArgs.__dataclass_fields__.keys():
         raise ValueError(f"engine option {sorted(unknown)[0]!r} is none of vLLM's EngineArgs")
+    ours = {
+        "model": spec.model,
+        "dtype": spec.dtype,
+        # One more than will be used: to score a response of full length vLLM asks for room for a token after it
+        # (which is sampled and thrown away, its position never computed).
+        "max_model_len": None if max_model_len is None else max_model_len + 1,
+        "logprobs_mode": "processed_logprobs",
+        "skip_tokenizer_init": True,
+        "worker_extension_cls": EXTENSION,
+    }
+    on_cpu = CPU_DEFAULTS | _whole_prefills(options, max_model_len) if spec.device == "cpu" else {}
+    return DEFAULTS | on_cpu | options | ours
+
+
+def build_engine(spec: EngineSpec, max_model_len: int | None) -> Any:
+    """vLLM's `LLMEngine` with its core in this process."""
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    arguments = engine_arguments(spec, max_model_len)
     try:
         with building(spec.threads), stepping(spec.device):
-            engine = LLMEngine.from_engine_args(
-                EngineArgs(
-                    model=spec.model,
-                    dtype=spec.dtype,
-                    # One more than will be used: to score a response of full length vLLM asks for room for a token
-                    # after it (which is sampled and thrown away, its position never computed).
-                    max_model_len=None if max_model_len is None else max_model_len + 1,
-                    logprobs_mode="processed_logprobs",
-                    skip_tokenizer_init=True,
-                    worker_extension_cls=EXTENSION,
-                    **arguments,
-                )
-            )
+            engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
     except Exception as error:
         error.add_note(f"while vLLM built its engine for {spec}")
         raise
     engine.engine_core._finalizer.detach()  # `shut_down` takes its place
     _RUNNING.add(id(engine))
     return engine
+
+
+def _whole_prefills(options: Mapping[str, Any], max_model_len: int | None) -> dict[str, Any]:
+    """Arguments under which no prefill is cut in two.
+
+    vLLM 0.32 takes back the draw after the first piece by an offset that generators on CPU do not have: a seeded
+    request whose prefill does not fit into a step would end the engine.
+    """
+    if options.get("enable_chunked_prefill"):
+        raise ValueError(
+            "engine option 'enable_chunked_prefill' cannot be True on CPU: vLLM fails there on seeded requests whose "
+            "prefill it cuts. Leave it out; max_num_batched_tokens bounds the prefills of a step"
+        )
+    least = CPU_BATCHED_TOKENS if max_model_len is None else max(CPU_BATCHED_TOKENS, max_model_len + 1)
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": least}
 
 
 def shut_down(engine: Any) -> None:

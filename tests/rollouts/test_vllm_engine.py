@@ -28,6 +28,7 @@ TOLERANCE = 1e-4
 EOS = (1, 9)
 BLOCK = 32  # tokens per block of the key/value cache: only whole blocks are found again by the prefix cache
 LIMIT = 160
+BUDGET = 512  # tokens of one step: some tests ask for more, in prefills and after an update
 TEMPLATE = "{% for m in messages %}#{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 PROMPTS = [Prompt("1+2=", "3"), Prompt("4+5+6+7=", "2"), Prompt("7+7+1=", "5")]
 LONG = Prompt("+".join("123456789012345678901234567890"), "0")
@@ -79,7 +80,12 @@ def model(folder):
 @pytest.fixture(scope="module")
 def the_engine(folder):
     register_handing_over()
-    options = {"kv_cache_memory_bytes": 1 << 27, "block_size": BLOCK, "weight_transfer": "handing_over"}
+    options = {
+        "kv_cache_memory_bytes": 1 << 27,
+        "block_size": BLOCK,
+        "max_num_batched_tokens": BUDGET,
+        "weight_transfer": "handing_over",
+    }
     engine = EngineSpec("vllm", folder, chat=True, max_model_len=LIMIT, options=options).build()
     yield engine
     engine.close()
@@ -247,7 +253,10 @@ def test_scoring_loses_nothing_of_what_is_in_flight(engine):
 
 def test_new_weights_of_a_tied_model(engine, model):
     new = changed(model)
-    engine.update_weights(snapshot(new), 1)
+    weights = snapshot(new)
+    engine.update_weights(weights, 1)
+    for tensor in weights.values():
+        tensor.zero_()  # they were copied
     group = generate_groups(engine, [request(0)])[0]
     assert gap(new, group) < TOLERANCE
     assert gap(model, group) > 0.1
@@ -331,7 +340,10 @@ def test_untied_embeddings_two_engines_in_one_process_and_close(engine, tmp_path
     other = EngineSpec("vllm", folder, options={"kv_cache_memory_bytes": 1 << 26}).build()
     assert gap(model, generate_groups(other, [request(0)])[0]) < TOLERANCE
     new = changed(model)
-    other.update_weights(snapshot(new), 1)
+    weights = snapshot(new)
+    other.update_weights(weights, 1)
+    for tensor in weights.values():
+        tensor.zero_()
     assert gap(new, generate_groups(other, [request(0)])[0]) < TOLERANCE
     other.add(request(1))
     runner = other._engine.model_executor.driver_worker.model_runner
@@ -491,6 +503,22 @@ def test_groups_of_one_and_more_groups_than_fit(engine, model):
     assert {group.size for group in groups} == {1}
     assert max(gap(model, group) for group in groups[::50]) < TOLERANCE
     assert engine.step() == []
+
+
+def test_prefills_beyond_the_budget_of_a_step_wait_whole(engine, model):
+    """vLLM on CPU fails on a seeded request whose prefill it cuts: here none fits evenly, at the start and again."""
+    requests = [request(t, LONG, group_size=5, max_new_tokens=8) for t in range(3)]
+    assert 15 * len(LONG.text) > BUDGET
+    for one in requests:
+        engine.add(one)
+    done = dict(pair for _ in range(5) for pair in engine.step())
+    new = changed(model)
+    engine.update_weights(snapshot(new), 1)
+    while engine.in_flight:
+        done |= dict(engine.step())
+    assert max(gap(new, group, where=group.version_GT == 1) for group in done.values()) < TOLERANCE
+    with pytest.raises(ValueError, match="'enable_chunked_prefill' cannot be True on CPU"):
+        EngineSpec("vllm", engine.spec.model, options={"enable_chunked_prefill": True}).build()
 
 
 @pytest.mark.parametrize(
