@@ -88,7 +88,8 @@ def group_diagnostics(
         metrics["zero_advantage_groups"] = (occupied & ~moved).sum()
     # a mean of saturated ratios may leave float32: hold it at the largest finite number
     limit = torch.finfo(dtype).max
-    return {name: torch.where(torch.isposinf(value), limit, value.double()).to(dtype) for name, value in metrics.items()}
+    doubles = {name: value.double() for name, value in metrics.items()}
+    return {name: torch.where(torch.isposinf(value), limit, value).to(dtype) for name, value in doubles.items()}
 
 
 def _counted_weights(weight: Tensor, counted: Tensor, mask: Tensor | None) -> Tensor:

@@ -135,7 +135,7 @@ def response_log_probs(
         if head is None:
             out = model(**inputs, logits_to_keep=keep)
             return out.logits, out.past_key_values
-        out = (body or head.body)(**inputs)
+        out = (head.body if body is None else body)(**inputs)
         return out.last_hidden_state[:, -keep:], out.past_key_values
 
     def finish(states_NTX: Tensor) -> Tensor:
