@@ -18,7 +18,7 @@ What happens to a group that is late is the choice of `when_exceeded`:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,6 +152,15 @@ class BoundedStaleness:
         self.ledger.drop(ticket, reason)
         del self._open[ticket]
         self.dropped_since_update += 1
+
+    def hold(self, tickets: Iterable[int]) -> None:
+        """Nobody works on these yet: their time does not run until `begin`."""
+        self.begin(tickets, math.inf)
+
+    def begin(self, tickets: Iterable[int], now: float) -> None:
+        """The time of these tickets runs from now on, as after `issue`."""
+        for ticket in tickets:
+            self._open[ticket].since = now
 
     def expire(self, now: float) -> list[int]:
         """Drop what has been generating for longer than `group_timeout`; these tickets are to be aborted."""

@@ -10,6 +10,7 @@ metrics.jsonl and evaluations.jsonl are then a function of the config, also over
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from typing import Any
@@ -137,9 +138,9 @@ class LiveRun:
         done, ledger = self.schedule.version, self.schedule.ledger
         self.session.directory.rewind(done)
         self.timeline.update = done
-        self.groups = {int(t): from_tree(self.tickets.prompt(int(t)), tree) for t, tree in state["groups"].items()}
-        if self.groups.keys() != set(ledger.tickets(VERIFYING, READY)):
+        if set(state["groups"]) != set(map(str, ledger.tickets(VERIFYING, READY))):
             raise DamagedRecordError(f"the groups in {self.checkpoint_path} are not those of its ledger")
+        self.groups = {int(t): from_tree(self.tickets.prompt(int(t)), tree) for t, tree in state["groups"].items()}
         self.probe = WeightProbe(self.session)
         generating = ledger.tickets(GENERATING)
         if self.fleet.replayable:
@@ -264,13 +265,13 @@ class LiveRun:
                 self._missed(f"ticket {ticket} was not there after {self.config.group_timeout:g} seconds")
         tickets = self.schedule.issue(now)
         for start in range(0, len(tickets), P):
-            self.fleet.generate(tickets[start : start + P])
+            self.schedule.hold(self.fleet.generate(tickets[start : start + P]))
 
     def _generate_again(self, tickets: Any) -> None:
         """Their groups were lost; the same tickets are generated under the newest weights."""
         for ticket in tickets:
             self.schedule.reissue(ticket, time.monotonic())
-        self.fleet.generate(tickets)
+        self.schedule.hold(self.fleet.generate(tickets))
 
     def _patience(self) -> float:
         """Seconds to wait for an event: not beyond the next time-out."""
@@ -297,7 +298,7 @@ class LiveRun:
                 event.worker, "generate", event.started, event.finished, event.version, tokens=event.tokens
             )
         elif isinstance(event, Ready):
-            self.fleet.ready(event)
+            self.schedule.begin(self.fleet.ready(event), time.monotonic())
             self.timeline.note(event.worker, "start", time.time() - event.seconds, time.time())
         elif isinstance(event, Failed):
             self._lost(event)
@@ -338,7 +339,7 @@ class LiveRun:
             self._generate_again(lost)
             return
         for ticket in lost:  # the new worker was told everything that the lost one was
-            self.schedule.reissue(ticket, time.monotonic(), version=self.schedule.bound(ticket))
+            self.schedule.reissue(ticket, math.inf, version=self.schedule.bound(ticket))
 
     def _last_words(self) -> None:
         """What the workers did until they were closed belongs to the timeline."""

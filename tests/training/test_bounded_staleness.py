@@ -90,6 +90,15 @@ def test_a_straggler_that_times_out_is_replaced():
     assert s.next_batch() == (0, 2)
 
 
+def test_time_does_not_run_before_a_worker_is_there():
+    s = schedule(k=0, P=2, group_timeout=10.0)
+    s.issue(0.0)
+    s.hold([0, 1])
+    assert s.expire(1000.0) == [] and s.next_expiry() == float("inf")
+    s.begin([0, 1], 1000.0)
+    assert s.expire(1009.0) == [] and s.expire(1011.0) == [0, 1]
+
+
 def test_over_provision_lets_a_step_go_without_its_stragglers():
     s = schedule(k=0, P=4, over_provision=0.25)
     assert s.issue(0.0) == [0, 1, 2, 3, 4]
