@@ -65,7 +65,7 @@ class EngineActor:
                 yield dumps(event)
 
 
-def resources(spec: EngineSpec) -> dict[str, float]:
+def resources(spec: EngineSpec) -> dict[str, int]:
     """What an actor with this engine asks of its node: its CPU threads, and on "cuda" the GPUs that share the model."""
     if spec.device != "cuda":
         return {"num_cpus": spec.threads, "num_gpus": 0}

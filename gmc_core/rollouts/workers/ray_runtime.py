@@ -80,9 +80,13 @@ def _start_here(quiet: dict[str, Any]) -> None:
 
 def _processes() -> set[psutil.Process]:
     """Ray's own processes below this one."""
-    found, folder = set(), str(Path(ray.__file__).parent)
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if any(folder in word for word in process.cmdline()) or process.name().startswith("ray::"):
-                found.add(process)
-    return found
+    return {process for process in psutil.Process().children(recursive=True) if is_of_ray(process)}
+
+
+def is_of_ray(process: psutil.Process) -> bool:
+    """Whether Ray runs it: a daemon of its, or an actor."""
+    try:
+        name, words = process.name(), process.cmdline()
+    except psutil.Error:  # it has ended
+        return False
+    return name.startswith("ray::") or any(str(Path(ray.__file__).parent) in word for word in words)
