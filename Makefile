@@ -72,6 +72,7 @@ endif
 
 figures: $(STAMP)  ## run the notebooks headlessly and draw every figure (PROFILE, ONLY)
 	@$(RUN_NOTEBOOKS) --profile $(PROFILE) $(if $(ONLY),--only $(ONLY))
+	@$(if $(ONLY),,echo; $(PY) -m gmc_core.reporting.figures.catalogue)
 	@$(if $(ONLY),,echo; echo 'What of the abstract holds here (README, "What holds"):'; $(PY) -m gmc_core.reporting.claims)
 
 test: export HF_HUB_OFFLINE := 1

@@ -97,6 +97,37 @@ def dead_after_length(
     )
 
 
+def before_first_stretch(
+    metrics: pd.DataFrame,
+    runs: pd.DataFrame,
+    *,
+    within: int = BEFORE,
+    log_mass: float = LOG_MASS,
+    at_least: int = AT_LEAST,
+) -> pd.DataFrame:
+    """Every update before the first dead stretch of its run, each once: what leads there, and what does not.
+
+    A fallen run that stirs takes short updates and dies again, so only first stretches count. Runs that differ in their
+    delay alone are one run as long as all rollouts come from the initial policy; an update that two runs of a method
+    share, equal in every metric, is one row.
+
+    Args:
+        runs: the frame `runs` of the tables, for the estimator; runs that are not in it are left out.
+    Returns:
+        the columns of `metrics`, estimator, and followed: whether the stretch starts at one of the next `within`
+        updates. The last `within` updates of a run without a stretch are left out: their sequel is unknown.
+    Raises: ValueError for a run whose updates are not 1, 2, 3, ...
+    """
+    metrics = metrics.astype({"run_id": str})
+    rows = metrics.merge(runs[["run_id", "estimator"]].astype({"run_id": str}), on="run_id", validate="many_to_one")
+    first = dead_stretches(metrics, log_mass=log_mass, at_least=at_least).groupby("run_id")["start"].first()
+    start = rows["run_id"].map(first)
+    last = rows.groupby("run_id")["update"].transform("max")
+    rows = rows.assign(followed=start - rows["update"] <= within)
+    rows = rows[(rows["update"] < start) | (start.isna() & (rows["update"] <= last - within))]
+    return rows.drop_duplicates([name for name in rows.columns if name not in ("run_id", "followed")])
+
+
 def dead_summary(
     metrics: pd.DataFrame,
     runs: pd.DataFrame,

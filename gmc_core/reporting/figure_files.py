@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,8 @@ def decode_data(raw: bytes) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _stamp(fig: Figure, text: str) -> None:
+def stamp_figure(fig: Figure, text: str) -> None:
+    """Write `text` across the figure, once."""
     if any(artist.get_gid() == _STAMP_GID for artist in fig.texts):
         return
     fig.text(
@@ -123,16 +125,17 @@ def _stamp(fig: Figure, text: str) -> None:
     )  # fmt: skip
 
 
-def _render(fig: Figure, digest: str, title: str) -> dict[str, bytes]:
+def render(fig: Figure, digest: str, title: str, kinds: Sequence[str] = ("png", "pdf")) -> dict[str, bytes]:
+    """The files of a drawing as `save_figure` writes them, by kind; `digest` is the data hash they carry."""
     rendered = {}
     metadata = {
         "png": {PNG_HASH_KEY: digest, "Title": title, "Software": None},
         "pdf": {"Keywords": f"data-sha256={digest}", "Title": title, "CreationDate": None},
     }
     with mpl.rc_context(DETERMINISTIC_RC):
-        for kind, entries in metadata.items():
+        for kind in kinds:
             buffer = io.BytesIO()
-            fig.savefig(buffer, format=kind, dpi=150, metadata=entries, facecolor="white")
+            fig.savefig(buffer, format=kind, dpi=150, metadata=metadata[kind], facecolor="white")
             rendered[kind] = buffer.getvalue()
     return rendered
 
@@ -157,8 +160,8 @@ def save_figure(fig: Figure, name: str, *, data: dict[str, Any], profile: str | 
     encoded = canonical_data(data)
     digest = hashlib.sha256(encoded).hexdigest()
     if settings.stamp:
-        _stamp(fig, settings.stamp)
-    rendered = _render(fig, digest, title=name)
+        stamp_figure(fig, settings.stamp)
+    rendered = render(fig, digest, title=name)
 
     folder = settings.figures
     folder.mkdir(parents=True, exist_ok=True)

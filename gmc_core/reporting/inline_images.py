@@ -9,15 +9,21 @@ from IPython.display import Image as InlineImage
 from matplotlib.figure import Figure
 from PIL import Image
 
+from gmc_core.reporting.figure_files import stamp_figure
+
 DPI = 90
 
 
-def inline(fig: Figure, *, dpi: float = DPI) -> InlineImage:
+def inline(fig: Figure, *, dpi: float = DPI, stamp: str | None = None) -> InlineImage:
     """`fig` for display as the value of a cell; the figure is closed, so that it is not shown twice.
+
+    `stamp` is written across it, as `save_figure` does: give `PROFILE.stamp` for a figure that is not saved.
 
     A figure of thin lines takes a third of the bytes of the usual inline picture. The files that `save_figure` writes
     keep all their colours.
     """
+    if stamp:
+        stamp_figure(fig, stamp)
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
     plt.close(fig)

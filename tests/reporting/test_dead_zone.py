@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from gmc_core import load_runs
-from gmc_core.reporting.dead_zone import dead_after_length, dead_stretches, dead_summary
+from gmc_core.reporting.dead_zone import before_first_stretch, dead_after_length, dead_stretches, dead_summary
 
 D = -5.0  # dead
 NAN = math.nan
@@ -56,6 +56,19 @@ def test_share_of_updates_that_are_followed_by_death():
     wider = dead_after_length(RUNS, (0.0, 0.15, 0.25, math.inf), within=3)
     assert wider["followed"].tolist() == [1, 1, 2]  # all three updates before the fall of the first run
     assert math.isnan(dead_after_length(RUNS, (1.0, 2.0))["share"][0])
+
+
+def test_what_leads_to_the_first_stretch_counts_each_update_once():
+    """returns falls at 2 and would fall again at 7 if one bad batch counted; shared is lives up to update 5."""
+    shared = table(shared=([0, 0, 0, 0, 0, D, D, D], [0.2, 0.2, 0.1, 0.1, 0.3, 0.1, 0.1, 0.1]))
+    runs = pd.DataFrame({"run_id": ["falls", "returns", "lives", "shared"], "estimator": ["is", "is", "gmc", "gmc"]})
+    found = before_first_stretch(pd.concat([RUNS, shared]), runs, within=2)
+    rows = found.groupby("run_id")[["update", "followed"]].agg(list)
+    assert rows.loc["falls"].tolist() == [[1, 2, 3], [False, True, True]]
+    assert rows.loc["returns"].tolist() == [[1], [True]]
+    assert rows.loc["lives", "update"] == [1, 2, 3, 4, 5, 6] and not any(rows.loc["lives", "followed"])
+    assert rows.loc["shared"].tolist() == [[5], [True]]  # 1 to 4 are those of lives
+    assert set(before_first_stretch(RUNS, runs.iloc[2:3])["run_id"]) == {"lives"}
 
 
 def test_rows_may_come_in_any_order():

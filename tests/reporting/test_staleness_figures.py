@@ -13,11 +13,19 @@ import matplotlib.pyplot as plt
 
 from gmc_core import load_runs, paths, train
 from gmc_core.experiments.grids import get_experiment
-from gmc_core.reporting.figure_files import decode_data
-from gmc_core.reporting.figures import FIGURES, FROM_RECORDS, figure_module, redraw_figure
+from gmc_core.reporting.dead_zone import before_first_stretch, dead_stretches
+from gmc_core.reporting.figure_files import canonical_data, decode_data
+from gmc_core.reporting.figures import (
+    FIGURES,
+    FROM_RECORDS,
+    MODULES,
+    available,
+    figure_module,
+    redraw_figure,
+    staleness,
+)
 from gmc_core.reporting.figures.catalogue import check_files, figure_table
 from gmc_core.reporting.figures.live_run import draw_live_run, same_updates
-from gmc_core.reporting.figures.staleness import draw as draw_figure_5
 from gmc_core.reporting.figures.training_dynamics import running_mean
 from gmc_core.reporting.inline_images import inline
 from gmc_core.reporting.profiles import get_profile
@@ -36,29 +44,25 @@ def tables():
     return load_runs("first_staleness")
 
 
+@pytest.fixture(scope="module")
+def common(tables):
+    """What the first picture at one common step size plots: figure 5 until the tuned comparison is complete."""
+    return decode_data(canonical_data(staleness.figure_data(tables)))
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("GMC_FIGURES", str(tmp_path / "figures"))
     return tmp_path / "figures"
 
 
-@pytest.mark.parametrize("name", FROM_RECORDS)
-def test_committed_data_is_what_the_tables_give(name):
-    stored, again = committed(name), figure_module(name).compute(CPU)
-    assert set(stored) == set(again)
-    for key, value in stored.items():
-        if value.dtype.kind in "US":
-            assert value.tolist() == np.asarray(again[key]).tolist()
-        else:
-            np.testing.assert_allclose(value, again[key], rtol=1e-5, atol=1e-9, err_msg=key)
-
-
 def test_every_figure_belongs_to_its_data_and_notebook_08_draws_it():
     table = figure_table(CPU)
     assert list(table.index) == list(FIGURES)
-    assert set(table.loc[list(FROM_RECORDS), "from"]) == {"records"}
+    assert table.loc["fig5_staleness", "from"].startswith("records of ")
     source = (paths.NOTEBOOKS / "08_paper_figures.ipynb").read_text()
-    assert [name for name in FIGURES if f'picture(\\"{name}\\")' not in source] == []
+    assert [name for name in MODULES if f'picture(\\"{name}\\")' not in source] == []
+    assert "for name in SUPPLEMENTARY:" in source and "available(name, PROFILE)" in source
 
 
 def test_a_picture_of_other_data_is_named(folder):
@@ -72,7 +76,7 @@ def test_a_picture_of_other_data_is_named(folder):
         check_files("fig2_geometry", CPU)
 
 
-@pytest.mark.parametrize("name", FROM_RECORDS)
+@pytest.mark.parametrize("name", ["fig5_staleness"])  # the pictures of all: test_committed_figures
 def test_drawing_from_stored_data_gives_the_same_bytes(name, folder):
     plt.close(FIGURES[name]("cpu"))
     before = {file: file.read_bytes() for file in folder.iterdir()}
@@ -85,8 +89,8 @@ def test_drawing_from_stored_data_gives_the_same_bytes(name, folder):
     }
 
 
-def test_figure_5_shows_every_run_of_the_tables(tables):
-    data = committed("fig5_staleness")
+def test_the_first_picture_shows_every_run_of_the_tables(tables, common):
+    data = common
     assert data["final"].shape == (8, 3, 3) and not np.isnan(data["final"]).any()
     assert np.isnan(data["final_mean"][..., 1:]).all()  # three seeds: no interval
     for row in tables.runs.itertuples():
@@ -97,9 +101,9 @@ def test_figure_5_shows_every_run_of_the_tables(tables):
     assert not data["area_difference"][gmc].any()
 
 
-def test_figure_5_says_that_it_is_no_verdict_and_shows_intervals_from_five_seeds_on():
-    data = committed("fig5_staleness")
-    fig = draw_figure_5(data)
+def test_the_first_picture_says_that_it_is_no_verdict_and_shows_intervals_from_five_seeds_on(common):
+    data = common
+    fig = staleness.draw(data)
     assert fig.get_suptitle().startswith("Common step size 0.2, not tuned per method: not a verdict")
     assert "n = 3 seeds, every seed shown" in fig.get_suptitle()
     plt.close(fig)
@@ -107,7 +111,7 @@ def test_figure_5_says_that_it_is_no_verdict_and_shows_intervals_from_five_seeds
     many |= {f"{key}_difference": np.repeat(data[f"{key}_difference"], 2, -1) for key in ("final", "area")}
     for key in ("final", "area", "final_difference", "area_difference"):
         many[f"{key}_mean"] = np.stack([data[f"{key}_mean"][..., 0] + d for d in (0, -0.01, 0.01)], -1)
-    fig = draw_figure_5(many)
+    fig = staleness.draw(many)
     assert "n = 6 seeds, mean, 95 % interval" in fig.get_suptitle()
     plt.close(fig)
 
@@ -142,9 +146,12 @@ def smoke(tmp_path_factory):
     return root, records
 
 
-@pytest.mark.parametrize("name", FROM_RECORDS)
+@pytest.mark.parametrize("name", ["fig5_staleness", "fig6_dynamics", "figS12_dead_zone"])
 def test_smoke_figures_read_the_scratch_records(name, smoke, monkeypatch, folder):
     monkeypatch.setattr(paths, "SMOKE", smoke[0])
+    assert [each for each in FROM_RECORDS if available(each, "smoke")] == [
+        "fig5_staleness", "fig6_dynamics", "figS12_dead_zone"
+    ]  # fmt: skip
     data = figure_module(name).compute(get_profile("smoke"))
     assert data["experiment"] == "smoke" and list(data["names"]) == ["gmc", "tic_truncate", "uncorrected"]
     fig = FIGURES[name]("smoke")
@@ -179,8 +186,8 @@ def paragraph(start):
 
 
 @pytest.fixture(scope="module")
-def data():
-    found = committed("fig5_staleness")
+def data(common):
+    found = common
     names, delays = found["names"].tolist(), found["delay"].tolist()
 
     def value(key, name, delay):
@@ -189,8 +196,8 @@ def data():
     return value
 
 
-def test_what_is_said_of_the_noise(data):
-    text, names = paragraph("The noise"), committed("fig5_staleness")["names"].tolist()
+def test_what_is_said_of_the_noise(data, common):
+    text, names = paragraph("The noise"), common["names"].tolist()
     for key in ("final", "area"):
         seeds = np.stack([data(key, name, 0) for name in names])
         assert f"{np.ptp(seeds, axis=0).max():.3f}" in text
@@ -218,13 +225,13 @@ def test_what_is_said_of_delay_64(data):
     assert [int(data("collapsed", name, 64).sum()) for name in ("tic_mask", "cispo", "uncorrected")] == [2, 3, 3]
 
 
-def test_what_is_said_of_delay_32(data):
+def test_what_is_said_of_delay_32(data, common):
     text = paragraph("Delay 32")
     first, second, third = data("final", "gmc", 32)
     assert f"{first:.3f}, {second:.3f} and **{third:.3f}**" in text
     for name in ("tic_truncate", "ppo_clip"):
         assert f"({data('final', name, 32).mean():.3f}" in text
-    lost = {name: int(data("collapsed", name, 32).sum()) for name in committed("fig5_staleness")["names"].tolist()}
+    lost = {name: int(data("collapsed", name, 32).sum()) for name in common["names"].tolist()}
     assert lost == {
         "gmc": 1, "tic_truncate": 0, "tic_mask": 2, "is": 3, "snis": 1, "ppo_clip": 0, "cispo": 3, "uncorrected": 2
     }  # fmt: skip
@@ -248,6 +255,35 @@ def test_what_is_said_of_the_lost_run(tables):
     evaluations = tables.with_config("evaluations").query("delay == 32 and estimator == 'tic_truncate' and seed == 1")
     low = evaluations.set_index("update")["accuracy"]
     assert f"accuracy {low[90]:.3f} at update 90" in text and low[100] > 0.9
+
+
+def test_what_is_said_of_the_dead_zone(tables):
+    text, stale = paragraph("The dead zone"), tables.runs[tables.runs["delay"] > 0]
+    stretches = dead_stretches(tables.metrics.astype({"run_id": str}))
+    first = stretches.drop_duplicates("run_id")
+    ended = set(stretches.loc[~stretches["escaped"].astype(bool), "run_id"])
+    left = set(first["run_id"]) - ended
+    fallen = set(falls_table(tables).query("collapsed")["run_id"])
+    assert set(first["run_id"]) <= set(stale["run_id"])
+    assert f"Of {len(stale)} runs with stale rollouts {len(first)} entered it" in text
+    entered = stale[stale["run_id"].isin(first["run_id"])].groupby("estimator").size().to_dict()
+    assert entered == {
+        "gmc": 1, "tic_truncate": 1, "tic_mask": 6, "is": 3, "snis": 1, "cispo": 6, "uncorrected": 6
+    }  # fmt: skip
+    assert stale["estimator"].value_counts()["cispo"] == 6 and "all 18 of TIC mask, CISPO and no correction" in text
+    assert fallen <= set(first["run_id"]) and f"All {len(fallen)} runs that collapsed are among them" in text
+    assert f"{len(ended)} ended in it" in text
+    assert f"{len(left & fallen)} of the {len(left)} that left had collapsed" in text
+    least, most = first["longest_length"].min(), tables.metrics["update_length"].max()
+    assert least >= 0.051 and "of length 0.051 or more" in text and most == pytest.approx(0.06, rel=1e-3)
+    early = before_first_stretch(tables.metrics, stale)
+    long, short = early[early["update_length"] >= 0.05], early[early["update_length"] < 0.05]
+    assert f"of {len(long)} of length 0.05 or more {long['followed'].sum()} were followed" in text
+    assert f"({100 * long['followed'].mean():.1f} %)" in text
+    assert f"of {len(short)} shorter ones {short['followed'].sum()} ({100 * short['followed'].mean():.1f} %)" in text
+    counts = long.groupby("estimator")["followed"].agg(["sum", "size"])
+    assert "without correction {} of {} long".format(*counts.loc["uncorrected"]) in text
+    assert counts.loc["ppo_clip", "sum"] == 0 and f"none of {counts.loc['ppo_clip', 'size']}" in text
 
 
 def test_what_is_said_of_mean_weights(tables):

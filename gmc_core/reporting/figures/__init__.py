@@ -1,12 +1,16 @@
 """Every figure of the project by name: `FIGURES["fig2_geometry"]("cpu")` computes, draws, saves and returns it.
 
-One module per figure, and each module has the same two functions:
+One module per figure, and each module has the same two functions,
 
 - `compute(profile: Profile) -> dict[str, array | number | str]`  every plotted value, nothing drawn;
-- `draw(data) -> Figure`  the drawing, from these values alone (also when they come from `load_figure_data`).
+- `draw(data) -> Figure`  the drawing, from these values alone (also when they come from `load_figure_data`),
 
-Figures in FROM_RECORDS are computed from the tables of an experiment, the others from nothing but their code. A test
-rebuilds `compute` and compares it with the stored data; `redraw_figure` draws a stored figure without computing.
+and, if it is computed from the tables of experiments, `NEEDS`, which says of which (`needs.Needs`). As long as those
+are not complete the figure waits: `available` is False, `build_figure` raises FileNotFoundError, nothing is drawn.
+
+`MODULES` holds the numbered figures and the companions of notebooks 01 and 03; `SUPPLEMENTARY` one figure per study of
+the staleness laboratory; `FIGURES` all of them. A test rebuilds `compute` and compares it with the stored data;
+`redraw_figure` draws a stored figure without computing.
 """
 
 from __future__ import annotations
@@ -33,18 +37,45 @@ MODULES: dict[str, str] = {  # figure name -> module of this package
     "delayed_gradient": "delayed_gradient",
     "stale_training": "stale_training",
 }
-FROM_RECORDS = ("fig5_staleness", "fig6_dynamics")
+SUPPLEMENTARY: dict[str, str] = {  # the studies (b) to (g), then what the main comparison is made of, then the rest
+    "figS1_optimizer": "optimizer",
+    "figS2_group_size": "group_size",
+    "figS3_threshold": "threshold",
+    "figS4_length": "length",
+    "figS5_starting_accuracy": "starting_accuracy",
+    "figS6_advantage": "advantage",
+    "figS7_step_sizes": "step_sizes",
+    "figS8_profiles": "menu_profiles",
+    "figS9_mean_and_shape": "mean_and_shape",
+    "figS10_fidelity": "fidelity",
+    "figS11_mixture": "mixture",
+    "figS12_dead_zone": "dead_zone",
+}
+FROM_RECORDS = ("fig5_staleness", "fig6_dynamics", *SUPPLEMENTARY)
 
 
 def figure_module(name: str) -> ModuleType:
     """The module that computes and draws figure `name`. ValueError for an unknown name."""
-    if name not in MODULES:
-        raise ValueError(f"unknown figure {name!r}; known figures: {', '.join(MODULES)}")
-    return import_module(f"{__name__}.{MODULES[name]}")
+    modules = MODULES | SUPPLEMENTARY
+    if name not in modules:
+        raise ValueError(f"unknown figure {name!r}; known figures: {', '.join(modules)}")
+    return import_module(f"{__name__}.{modules[name]}")
+
+
+def available(name: str, profile: str | Profile = "cpu") -> bool:
+    """Whether figure `name` can be drawn now: the complete tables of an experiment that it shows are there."""
+    if name not in FROM_RECORDS:
+        figure_module(name)  # raises for an unknown name
+        return True
+    settings = profile if isinstance(profile, Profile) else get_profile(profile)
+    return bool(figure_module(name).NEEDS.found(settings))
 
 
 def build_figure(name: str, profile: str | Profile = "cpu") -> Figure:
-    """Compute figure `name`, draw it, save it with `save_figure` and return it for display."""
+    """Compute figure `name`, draw it, save it with `save_figure` and return it for display.
+
+    Raises FileNotFoundError, naming the experiments to run, for a figure whose tables are not complete.
+    """
     settings = profile if isinstance(profile, Profile) else get_profile(profile)
     return _draw_and_save(name, figure_module(name).compute(settings), settings)
 
@@ -65,4 +96,4 @@ def _draw_and_save(name: str, data: dict[str, Any], profile: str | Profile) -> F
     return figure
 
 
-FIGURES: dict[str, Callable[..., Figure]] = {name: partial(build_figure, name) for name in MODULES}
+FIGURES: dict[str, Callable[..., Figure]] = {name: partial(build_figure, name) for name in MODULES | SUPPLEMENTARY}

@@ -1,12 +1,13 @@
 """Figure 6: what happens along the runs at the largest delay, one line per seed and their mean.
 
 Accuracy, then five of the logged metrics: gradient norm, group mass, effective sample size, capped groups and mean
-weight. They are taken from the raw ratios, so all but the weight mean the same for every method.
+weight. They are taken from the raw ratios, so all but the weight mean the same for every method. Runs are those of
+figure 5: each method at its own tuned step size once `main` is complete, until then one common step size.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -14,11 +15,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gmc_core.reporting.figure_style import HEADLINE, estimator_style
-from gmc_core.reporting.figures.staleness import experiment_of
+from gmc_core.reporting.figures.needs import Needs
+from gmc_core.reporting.figures.study_panels import headline
 from gmc_core.reporting.profiles import Profile
 from gmc_core.reporting.run_comparisons import curves, in_order
-from gmc_core.reporting.run_records import Runs, load_runs
+from gmc_core.reporting.run_records import Runs
+from gmc_core.reporting.step_sizes import split_by_choice
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+NEEDS = Needs(("main_tuning", "main"), until_then=("first_staleness",), smoke=("smoke",))
 PANELS = {  # metric -> (title, y label)
     "accuracy": ("Accuracy", "accuracy"),
     "grad_norm": ("Gradient norm before clipping", "gradient norm (axis cut at 0.001)"),
@@ -32,21 +39,33 @@ WINDOW = 5  # updates of the running mean of logged metrics
 
 
 def compute(profile: Profile) -> dict[str, Any]:
-    """Curves (estimator, seed, update) from the tables of the profile's experiment."""
-    return figure_data(load_runs(experiment_of(profile), root=profile.runs))
+    """Curves (estimator, seed, update) at own tuned step sizes if their tables are complete, else at a common one."""
+    tables = NEEDS.load(profile)
+    if "main" in tables:
+        chosen, _ = split_by_choice(tables["main"].runs, tables["main_tuning"].runs)
+        return figure_data(tables["main"], chosen)
+    (common,) = tables.values()
+    return figure_data(common)
 
 
-def figure_data(tables: Runs) -> dict[str, Any]:
-    """Every panel's metric at the largest delay, as logged: smoothing belongs to the drawing."""
-    runs, names = tables.runs, in_order(tables.runs["estimator"])
+def figure_data(tables: Runs, runs: pd.DataFrame | None = None) -> dict[str, Any]:
+    """Every panel's metric at the largest delay, as logged: smoothing belongs to the drawing.
+
+    `runs` picks one tuned step size per estimator (learning_rate is then an array); default: all, at a common one.
+    """
+    tuned = runs is not None
+    runs = runs if tuned else tables.runs
     delay = int(runs["delay"].max())
+    runs = runs[runs["delay"] == delay]
+    names = in_order(runs["estimator"])
+    rates = [float(runs.loc[runs["estimator"] == name, "learning_rate"].iloc[0]) for name in names]
     data: dict[str, Any] = {
         "experiment": tables.name,
         "names": names,
         "delay": delay,
         "update": np.array(sorted(set(tables.metrics["update"]))),
         "evaluated": np.array(sorted(set(tables.evaluations["update"]))),
-        "learning_rate": float(runs["learning_rate"].iloc[0]),
+        "learning_rate": np.array(rates) if tuned else rates[0],
         "gradient_clip": runs["gradient_clip"].iloc[0],
     }
     for metric in PANELS:
@@ -87,13 +106,18 @@ def draw(data: dict[str, Any]) -> Figure:
     for ax in axes[1]:
         ax.set_xlabel("update")
     n = data["accuracy"].shape[1]
-    fig.suptitle(
-        f"Delay {int(data['delay'])}, common step size {float(data['learning_rate']):g}, not tuned per method   ·   "
-        f"n = {n} seed{'s' * (n != 1)} (thin), mean (thick)   ·   (b)-(f): running mean of {WINDOW} updates"
-        "   ·   grey: rollouts still come from the initial policy",
-        x=0.01, ha="left", fontsize=10,
-    )  # fmt: skip
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names))
+    tuned = np.ndim(data["learning_rate"]) > 0
+    headline(fig, (
+        f"Delay {int(data['delay'])}, "
+        + ("each method at its own tuned step size (legend), fresh seeds" if tuned else
+           f"common step size {float(data['learning_rate']):g}, not tuned per method"),
+        f"n = {n} seed{'s' * (n != 1)} (thin), mean (thick)", f"(b)-(f): running mean of {WINDOW} updates",
+        "grey: rollouts still come from the initial policy",
+    ))  # fmt: skip
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    if tuned:
+        labels = [f"{label}, {rate:g}" for label, rate in zip(labels, data["learning_rate"], strict=True)]
+    fig.legend(handles, labels, loc="outside lower center", ncols=len(names) if len(names) < 9 else 5)
     return fig
 
 

@@ -1,0 +1,125 @@
+"""Made-up tables of every experiment, for the figures of records that do not exist yet: test data, no results.
+
+Runs are those of the real grids, shortened to `UPDATES` updates; curves are invented from a run's own digest, so they
+are the same everywhere and look like runs: they rise, and some fall. They go through `write_tables`, as real ones do.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from gmc_core.experiments.experiment import Experiment, chosen_step_sizes
+from gmc_core.experiments.grids import EXPERIMENTS
+from gmc_core.reporting.run_records import write_tables
+from gmc_core.training.loop import summarize
+from gmc_core.training.run_config import RunConfig
+from gmc_core.training.run_directory import RunRecord
+
+UPDATES, EVERY = 16, 4
+NOTE = "Made up for a test: these numbers were not measured.\n"
+BEST = {"gmc": 0.07, "tic_truncate": 0.1, "tic_mask": 0.14, "ppo_clip": 0.1}  # step size at which a method is best
+
+
+def made_up(experiment: str, root: Path) -> Path:
+    """Write made-up tables of `experiment` under `root`, where those that tune it have to be."""
+    found = EXPERIMENTS[experiment]
+    configs = found.configs_at(chosen_step_sizes(found.tuning, root)) if found.tuning else found.configs
+    records = [made_up_run(config.replace(updates=UPDATES, evaluation_every=EVERY)) for config in configs]
+    probes = None
+    if found.probe is not None:
+        probes = {record.config.run_id: made_up_probes(found, record.config) for record in records}
+    return write_tables(
+        experiment,
+        found.version,
+        NOTE,
+        records,
+        probes=probes,
+        keep_metrics=found.keep_metrics,
+        root=root,
+    )
+
+
+def made_up_run(config: RunConfig) -> RunRecord:
+    """A record that looks like a run. A large step size at a large delay loses some runs, after a long update."""
+    luck = random.Random(config.digest)
+    start = 0.12 if "weak" in config.model else 0.3 if "strong" in config.model else 0.2
+    rate = config.learning_rate if config.optimizer == "sgd" else 1000 * config.learning_rate
+    if config.advantage != "std":
+        rate *= config.gradient_clip / 0.3 if config.gradient_clip else 1
+    off = abs(math.log2(rate / BEST.get(config.estimator, 0.05))) + 0.25 * math.log2(1 + config.delay / 8)
+    if config.estimator in ("uncorrected", "cispo") and config.delay:
+        off += 3
+    risk = min(0.02 * off**2, 0.9)
+    fall = luck.randrange(UPDATES // 3, UPDATES) if luck.random() < risk else None
+    back = fall + 5 if fall is not None and luck.random() < 0.3 else UPDATES + 1
+    level = min(max(0.98 - 0.06 * off + 0.05 * (luck.random() - 0.5), 0.0), 1.0)
+
+    def accuracy(update: int) -> float:
+        if fall is not None and fall <= update < back:
+            return 0.0
+        return round(level - (level - start) * math.exp(-update / (2 + 2 * off)), 6) if update else start
+
+    metrics = []
+    for update in range(1, config.updates + 1):
+        dead = fall is not None and fall < update <= back
+        mass = -6.0 - luck.random() if dead else -0.3 * luck.random()
+        excess = 0.3 * luck.random() / math.sqrt(config.group_size)
+        norm = 0.001 if dead else 0.15 + 0.3 * luck.random() + (2.0 if update == fall else 0.0)
+        length = rate * min(norm, config.gradient_clip or math.inf)
+        weight = math.exp(mass) * (0.3 if config.estimator.startswith("tic") and not config.rescale_to else 1.0)
+        metrics.append(
+            {
+                "update": update,
+                "grad_norm": norm,
+                "update_length": min(length, config.max_update_length or math.inf),
+                "log_mass_mean": mass,
+                "ess_fraction": 0.2 + 0.5 * luck.random(),
+                "capped_fraction": 0.3 * luck.random(),
+                "weight_mean": weight,
+                "log_ratio_std": math.inf if update == 3 else luck.random() * math.sqrt(config.response_limit / 14),
+                "excess_group": excess,
+                "excess_truncate": 0.25 + 0.05 * luck.random(),
+                "excess_mask": 0.5 + 0.05 * luck.random(),
+            }
+        )
+    evaluations = [
+        {"update": update, "accuracy": accuracy(update), "response_length": 14.0, "truncated_fraction": 0.0}
+        for update in range(0, config.updates + 1, config.evaluation_every)
+    ]
+    provenance = {"commit": "made up", "dirty": False, "model_fingerprint": "made up", "note": NOTE}
+    seconds = {"wall": 0.0, "cpu": 0.0}
+    return RunRecord(
+        config, metrics, evaluations, summarize(evaluations), provenance | {"seconds": seconds}, Path("made up")
+    )
+
+
+def made_up_probes(experiment: Experiment, config: RunConfig) -> list[dict[str, Any]]:
+    """Rows as `gmc_core.training.fidelity.probe` gives them; the last probe has next to no fresh gradient."""
+    luck, rows = random.Random(config.digest), []
+    for update in experiment.probe.updates:
+        for size in experiment.probe.plan.group_sizes:
+            fresh = 0.05 * (1 + luck.random()) if update < experiment.probe.updates[-1] else 0.001
+            for k, label in enumerate(experiment.probe.estimators):
+                bias = fresh * (0.1 * k * luck.random() - 0.02) * (1 if k > 3 else 8 / size)
+                row = {
+                    "bias_squared": bias,
+                    "norm_squared": fresh,
+                    "fresh_norm_squared": fresh,
+                    "signal": 0.8,
+                    "cosine": max(1 - 0.1 * k * luck.random(), -0.2),
+                    "variance": fresh * (1 + 10 * luck.random() / (k + 1)) * 16 / size,
+                    "mean_squared_error": fresh * 2,
+                    "update_cosine": 0.5 * luck.random(),
+                }
+                errors = {f"{name}_error": 0.005 for name in row}
+                means = {"weight_mean": 1.0, "log_mass_mean": -0.1, "ess_fraction": 0.4}
+                rows.append(
+                    {"update": update, "staleness": min(update, config.delay), "estimator": label, "group_size": size}
+                    | row
+                    | errors
+                    | means
+                )
+    return rows
