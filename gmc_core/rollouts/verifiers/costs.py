@@ -26,16 +26,21 @@ def refusal(reference: str, answer: str) -> str | None:
     """Why this answer is not looked at symbolically, or None if it is."""
     if len(answer) > max(LONGEST_ANSWER, 4 * len(reference)):
         return f"longer than {LONGEST_ANSWER} characters"
-    text = answer.replace("**", "^")
-    if _nesting(text) > DEEPEST_NESTING:
-        return f"nested deeper than {DEEPEST_NESTING}"
-    if (reason := _large_power(text) or _large_factorial(text)) is not None:
+    if (reason := costly_arithmetic(answer)) is not None:
         return reason
-    if any(_integer(match[1]) > LARGEST_CHOICE for match in _CHOICE.finditer(text)):
+    if any(_integer(match[1]) > LARGEST_CHOICE for match in _CHOICE.finditer(answer)):
         return f"a binomial coefficient above {LARGEST_CHOICE}"
-    if _UNEVALUATED.search(text) and not _UNEVALUATED.search(reference):
+    if _UNEVALUATED.search(answer) and not _UNEVALUATED.search(reference):
         return "a sum, product, integral or limit that is not carried out"
     return None
+
+
+def costly_arithmetic(text: str) -> str | None:
+    """Why working out the numbers in `text` (LaTeX or Python) could take for ever, or None."""
+    text = text.replace("**", "^")
+    if _nesting(text) > DEEPEST_NESTING:
+        return f"nested deeper than {DEEPEST_NESTING}"
+    return _large_power(text) or _large_factorial(text)
 
 
 def _large_power(text: str) -> str | None:
