@@ -10,12 +10,13 @@ import json
 
 import torch
 
-from benchmarks import updates, weights
+from benchmarks import against_trl, updates, weights
+from benchmarks.skipped import BenchmarkSkipped
 from gmc_core import paths
 from gmc_core.files import write_atomically
 from gmc_core.provenance import git_state, machine, package_versions
 
-BENCHMARKS = {"updates": updates.measure, "weights": weights.measure}
+BENCHMARKS = {"updates": updates.measure, "weights": weights.measure, "against_trl": against_trl.measure}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,12 +27,22 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unknown benchmark {', '.join(unknown)}; known: {', '.join(BENCHMARKS)}")
     torch.set_num_threads(1)
     print(f"one thread of {machine()['processor']}, torch {torch.__version__}")
-    measured = {name: BENCHMARKS[name]() for name in names}
+    measured: dict[str, list[dict]] = {}
+    for name in names:
+        try:
+            measured[name] = BENCHMARKS[name]()
+        except BenchmarkSkipped as missing:
+            print(f"\n{name} skipped: {missing}")
     for name, rows in measured.items():
         print(f"\n{name}")
         for row in rows:
             print(f"  {row['what']:58} {row['value']:9.3g} {row['unit']:14} {row['note']}")
-    content = {**git_state(), "machine": machine(), "versions": package_versions(("torch", "transformers")), **measured}
+    content = {
+        **git_state(),
+        "machine": machine(),
+        "versions": package_versions(("torch", "transformers", "trl")),
+        **measured,
+    }
     paths.BUILD.mkdir(exist_ok=True)
     write_atomically(paths.BUILD / "bench.json", (json.dumps(content, indent=2) + "\n").encode())
     return 0
