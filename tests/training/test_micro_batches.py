@@ -71,7 +71,7 @@ def check(batch, rows, budget):
     return plan
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(
     data=st.data(),
     groups=st.integers(1, 6),
@@ -142,7 +142,7 @@ def gradient(config, batch):
 
 
 @pytest.mark.parametrize("normalizer", ["sequence_mean_token_sum", "sequence_mean_token_mean", "token_mean"])
-@pytest.mark.parametrize("estimator", ["gmc", "snis", "gspo", "m2po", "ppo_clip", "mixture"])
+@pytest.mark.parametrize("estimator", ["gmc", "snis", "m2po", "ppo_clip"])
 def test_one_micro_batch_and_many_take_the_same_step(estimator, normalizer):
     config = CONFIG.replace(estimator=estimator, normalizer=normalizer, micro_batch_tokens=10_000)
     whole, metrics = gradient(config, UNEQUAL)
