@@ -10,13 +10,18 @@ import json
 
 import torch
 
-from benchmarks import against_trl, updates, weights
+from benchmarks import against_trl, learner_memory, updates, weights
 from benchmarks.skipped import BenchmarkSkipped
 from gmc_core import paths
 from gmc_core.files import write_atomically
 from gmc_core.provenance import git_state, machine, package_versions
 
-BENCHMARKS = {"updates": updates.measure, "weights": weights.measure, "against_trl": against_trl.measure}
+BENCHMARKS = {
+    "updates": updates.measure,
+    "weights": weights.measure,
+    "learner_memory": learner_memory.measure,
+    "against_trl": against_trl.measure,
+}
 
 
 def main(argv: list[str] | None = None) -> int:
