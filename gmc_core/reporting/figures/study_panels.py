@@ -123,7 +123,7 @@ def difference_rows(
     rows. The axis is linear within 0.05 of 0 and logarithmic outside; left of 0 is worse than GMC.
     """
     last = len(styles) - 1
-    for row, style in enumerate(styles):
+    for row, style in reversed(list(enumerate(styles))):
         for key, height, face in (("final", 0.17, "white"), ("area", -0.17, style.color)):
             look = {"color": style.color, "markerfacecolor": face, "marker": "o", "linestyle": "none", "markersize": 5}
             seeds, (mean, low, high), y = values[key][row], means[key][row], last - row + height
