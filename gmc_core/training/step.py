@@ -4,6 +4,8 @@ A model in bf16 cannot take small steps: next to a weight of 1, the smallest cha
 step of 1e-6 rounds to none, every time. So its steps are taken on an fp32 copy (`master_weights`), which the model's
 weights follow by rounding: small steps add up in the copy until they show. Gradients of the micro-batches are added up
 in fp32 too, for the same reason.
+
+The fused kernels are tested on a CPU; on CUDA, where they are the default, they were not run here.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full_disk)
-    with pytest.raises(OSError, match="(?i)no space left"):
+    with pytest.raises(OSError, match=r"(?i)no space left"):
         save_checkpoint(path, {"update": 2}, **ORIGIN)
     assert load_checkpoint(path, **ORIGIN) == {"update": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
