@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gmc_core import paths
+from gmc_core.rollouts.datasets import loading
 from gmc_core.rollouts.datasets.loading import clean, load_questions, resolved_revision
 from gmc_core.rollouts.datasets.quality import duplicates, normalized_question, overlap, split_by_question
 from gmc_core.rollouts.datasets.registry import BENCHMARK, BENCHMARKS, DATASETS, TRAINING_SETS
@@ -219,6 +221,26 @@ def test_the_revision_that_was_read_is_found_in_what_the_hub_recorded():
     assert resolved_revision(sources, "openai/gsm8k") == "740312add88f781978c0658806c59bc2815b9866"
     assert resolved_revision(sources, "openai/gsm9k") is None
     assert resolved_revision(None, "openai/gsm8k") is None
+
+
+def test_the_hub_is_asked_for_the_pinned_revision(monkeypatch):
+    asked = []
+
+    class Rows(list):
+        info = SimpleNamespace(download_checksums={"hf://datasets/openai/gsm8k@" + "b" * 40 + "/main/test.parquet": {}})
+
+    def load_dataset(hub_id, config, *, split, revision):
+        asked.append((hub_id, config, split, revision))
+        return Rows(GSM8K)
+
+    monkeypatch.setattr(loading, "_datasets", lambda: SimpleNamespace(load_dataset=load_dataset))
+    load_questions.cache_clear()
+    loaded = load_questions("gsm8k", split="test")
+    assert asked == [("openai/gsm8k", "main", "test", DATASETS["gsm8k"].revision)]
+    assert loaded.version == "b" * 40 and loaded.origin == "openai/gsm8k (test)"
+    assert load_questions("gsm8k", revision="main").version == "b" * 40
+    assert asked[-1] == ("openai/gsm8k", "main", "train", "main")
+    load_questions.cache_clear()
 
 
 # --- quality ---

@@ -7,11 +7,12 @@ the reference never gets here. What still gets through and takes long needs a wa
 from __future__ import annotations
 
 import re
-from math import prod
+from math import comb, prod
 
 LONGEST_ANSWER = 512  # characters, or four times the reference if that is longer
 DEEPEST_NESTING = 24
 LARGEST_EXPONENT = 5_000  # of a number, products written in the exponent included
+LARGEST_EXPANSION = 250  # terms of a power of a sum, multiplied out; four times that for a product of them
 LARGEST_FACTORIAL = 500
 LARGEST_CHOICE = 10_000
 
@@ -44,7 +45,7 @@ def costly_arithmetic(text: str) -> str | None:
 
 
 def _large_power(text: str) -> str | None:
-    exponents = []
+    exponents, expanded = [], 1
     for place in (match.start() for match in re.finditer(r"\^", text)):
         exponent = _group_after(text, place + 1)
         if _has_letters(exponent):
@@ -57,10 +58,21 @@ def _large_power(text: str) -> str | None:
         base = _group_before(text, place)
         if "!" in base:
             return "a power of a factorial"
+        terms = _expansion(base, size)
+        expanded *= terms
+        if terms > LARGEST_EXPANSION or expanded > 4 * LARGEST_EXPANSION:
+            return f"powers of sums that have {expanded} terms"
         exponents.append((size, "^" in base))
     if any(of_power for _, of_power in exponents) and prod(size for size, _ in exponents) > LARGEST_EXPONENT:
         return f"powers of powers above {LARGEST_EXPONENT}"
     return None
+
+
+def _expansion(base: str, exponent: int) -> int:
+    """Terms of `base` to the power `exponent` multiplied out, as far as the letters in a bracketed sum tell."""
+    variables = len(set(re.findall(r"[a-zA-Z]", _COMMAND.sub("", base))))
+    is_sum = base[:1] in ("(", "[", "{") and re.search(r"[-+]", base[1:]) is not None
+    return comb(exponent + variables, variables) if is_sum and variables else 1
 
 
 def _large_factorial(text: str) -> str | None:
