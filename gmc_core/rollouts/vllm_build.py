@@ -69,8 +69,7 @@ def build_engine(spec: EngineSpec, max_model_len: int | None) -> Any:
         with building(spec.threads), stepping(spec.device):
             engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
     except Exception as error:
-        error.add_note(f"while vLLM built its engine for {spec}")
-        raise
+        raise RuntimeError(f"vLLM could not build an engine from {spec}: {error}") from error
     engine.engine_core._finalizer.detach()  # `shut_down` takes its place
     _RUNNING.add(id(engine))
     return engine
@@ -89,6 +88,13 @@ def _whole_prefills(options: Mapping[str, Any], max_model_len: int | None) -> di
         )
     least = CPU_BATCHED_TOKENS if max_model_len is None else max(CPU_BATCHED_TOKENS, max_model_len + 1)
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": least}
+
+
+def cpu_head_sizes() -> str:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = ", ".join(map(str, CPUAttentionBackend.get_supported_head_sizes()))
+    return f"vLLM's attention on CPU names these head sizes (head_dim): {sizes}"
 
 
 def shut_down(engine: Any) -> None:

@@ -29,7 +29,14 @@ from gmc_core.rollouts.prompt_encoding import PromptEncoder
 from gmc_core.rollouts.random_streams import stream_generator
 from gmc_core.rollouts.tasks import Prompt
 from gmc_core.rollouts.trajectories import Group
-from gmc_core.rollouts.vllm_build import build_engine, check_folder, check_options, eos_ids, shut_down
+from gmc_core.rollouts.vllm_build import (
+    build_engine,
+    check_folder,
+    check_options,
+    cpu_head_sizes,
+    eos_ids,
+    shut_down,
+)
 from gmc_core.rollouts.vllm_environment import check_device, import_vllm, stepping
 from gmc_core.rollouts.vllm_transfer import TransferredWeights
 from gmc_core.rollouts.vllm_weights import check_weights, parameter_shapes
@@ -45,7 +52,8 @@ class VllmEngine:
     Groups have their tensors on the CPU.
 
     Raises ImportError without vLLM, FileNotFoundError for a local folder without a model, ValueError for options that
-    vLLM does not know or that are fixed here, RuntimeError for a build of vLLM for another device.
+    vLLM does not know or that are fixed here, RuntimeError for a build of vLLM for another device and for what vLLM
+    itself refuses.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -72,6 +80,7 @@ class VllmEngine:
         self._engine.set_weight_version("0")
         self._sampled = _count_tokens(self._engine)
         self._finalizer = weakref.finalize(self, shut_down, self._engine)
+        self._try_a_step()
 
     # --- ContinuousEngine ---
 
@@ -206,6 +215,15 @@ class VllmEngine:
         return generate_groups(self, requests)
 
     # --- one step ---
+
+    def _try_a_step(self) -> None:
+        """Some of what vLLM cannot compute shows at the first step only: better now than in the middle of a run."""
+        try:
+            self.score(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long))
+        except Exception as error:
+            self.close()
+            hint = f". {cpu_head_sizes()}" if self.spec.device == "cpu" else ""
+            raise RuntimeError(f"vLLM cannot run {self.spec.model} on {self.spec.device}: {error}{hint}") from error
 
     def _advance(self) -> list[Any]:
         """One engine step; complete groups land. Its outputs."""

@@ -4,8 +4,11 @@ The tokens and their log-probs depend on fixed seeds only. One engine serves mos
 the weights it was built from.
 """
 
+import contextlib
 import copy
 import gc
+import queue
+import time
 import weakref
 from concurrent.futures import Future
 
@@ -22,6 +25,9 @@ from gmc_core.rollouts.policy import load_policy, response_log_probs, snapshot
 from gmc_core.rollouts.prompt_encoding import PromptEncoder
 from gmc_core.rollouts.tasks import Prompt
 from gmc_core.rollouts.vllm_transfer import TransferredWeights, WeightSender
+from gmc_core.rollouts.workers.messages import Busy, Failed, Generate, GroupDone, LoadWeights, Probe, WeightsLoaded
+from gmc_core.rollouts.workers.process import ProcessWorker
+from gmc_core.rollouts.workers.weights import SharedMemoryWeights
 from tests.models import random_policy
 
 TOLERANCE = 1e-4
@@ -475,6 +481,49 @@ def test_an_unknown_transfer_backend_is_refused(model):
         WeightSender(model, "carrier_pigeon", [])
 
 
+# --- in a process of its own ---
+
+
+def test_a_worker_process_with_this_engine(model, folder):
+    """Groups, an update with the learner's probe while others are in flight, and groups of the new policy."""
+    events, response_T, prompt_L = queue.SimpleQueue(), torch.tensor([4, 12, 9]), torch.tensor([3, 13])
+    new = changed(model)
+    with torch.no_grad():
+        logits = new(torch.cat([prompt_L, response_T])[None]).logits[0, 1:-1]
+    logp_T = torch.log_softmax(logits, -1).gather(1, response_T[:, None])[:, 0]
+    probe = Probe(prompt_L, response_T, logp_T, TOLERANCE)
+    worker = ProcessWorker("w0", EngineSpec("vllm", folder, options={"kv_cache_memory_bytes": 1 << 26}), events)
+    with contextlib.closing(SharedMemoryWeights()) as shared, contextlib.closing(worker):
+        worker.send(Generate([request(0, max_new_tokens=1)] + [request(t, max_new_tokens=100) for t in range(1, 7)]))
+        seen = collect(events, GroupDone, 1)
+        worker.send(LoadWeights(1, shared.publish(1, snapshot(new)), probe))
+        worker.send(Generate([request(t) for t in range(7, 9)]))
+        seen += collect(events, GroupDone, 8) + collect(events, Busy, 1)
+    (loaded,) = [event for event in seen if isinstance(event, WeightsLoaded)]
+    assert loaded.gap < TOLERANCE
+    groups = {event.ticket: event.group for event in seen if isinstance(event, GroupDone)}
+    assert groups.keys() == set(range(9))
+    versions = {ticket: set(group.version_GT[group.mask_GT].tolist()) for ticket, group in groups.items()}
+    assert versions[0] == {0}
+    assert versions[7] == versions[8] == {1}
+    for ticket, group in groups.items():
+        for version in versions[ticket]:
+            assert gap((model, new)[version], group, where=group.version_GT == version) < TOLERANCE
+    busy = sum(event.tokens for event in seen if isinstance(event, Busy))
+    sampled = sum(int(group.mask_GT.sum()) for group in groups.values())
+    assert sampled - 4 * 6 <= busy <= sampled  # scoring the probe takes the six groups in flight a step further
+
+
+def collect(events, kind, count, seconds=120):
+    """What comes until `count` events of this kind have come."""
+    seen, deadline = [], time.monotonic() + seconds
+    while sum(isinstance(event, kind) for event in seen) < count:
+        event = events.get(timeout=max(0.0, deadline - time.monotonic()))
+        assert not isinstance(event, Failed), event.reason
+        seen.append(event)
+    return seen
+
+
 # --- requests ---
 
 
@@ -544,6 +593,19 @@ def test_a_ticket_is_in_flight_once(engine):
 def test_options_that_vllm_does_not_know_are_named(folder):
     with pytest.raises(ValueError, match="'gpu_memory' is none of vLLM's EngineArgs"):
         EngineSpec("vllm", folder, options={"gpu_memory": 0.5}).build()
+
+
+def test_what_vllm_itself_refuses_is_said_when_the_engine_is_built(folder, tmp_path):
+    from transformers import Qwen3ForCausalLM
+
+    policy = random_policy()
+    config = copy.deepcopy(policy.model.config)
+    config.head_dim = 16
+    small = saved(tmp_path, Qwen3ForCausalLM(config), policy.tokenizer)
+    with pytest.raises(RuntimeError, match=r"cannot run .* on cpu: .*head_dim=16.*head sizes.*: 32, 64"):
+        EngineSpec("vllm", small, options={"kv_cache_memory_bytes": 1 << 26}).build()
+    with pytest.raises(RuntimeError, match=r"could not build an engine from EngineSpec.*cache blocks"):
+        EngineSpec("vllm", folder, options={"kv_cache_memory_bytes": 1 << 12}).build()
 
 
 def test_the_cpu_build_is_not_asked_for_cuda(folder):
