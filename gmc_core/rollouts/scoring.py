@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -78,10 +78,12 @@ def evaluate(
     samples: int = 1,
     temperature: float = 1.0,
     max_new_tokens: int | None = None,
+    score: Callable[[Sequence[Group]], list[Group]] | None = None,
 ) -> Evaluation:
     """Sample `samples` responses to every prompt with the engine's current policy and score them.
 
-    `temperature` 0 is greedy decoding. ValueError for no prompts or samples < 1.
+    `temperature` 0 is greedy decoding. `score` gives groups their rewards (default: the task's verifier, here and now).
+    ValueError for no prompts or samples < 1.
     """
     if not prompts or samples < 1:
         raise ValueError(f"evaluate got {len(prompts)} prompts and samples={samples}; both must be at least 1")
@@ -94,7 +96,7 @@ def evaluate(
     )
     if not groups:
         raise RuntimeError(f"the engine delivered nothing for {len(prompts)} prompts")
-    scored = score_groups(groups, task, tokenizer)
+    scored = score_groups(groups, task, tokenizer) if score is None else score(groups)
     missing = len(prompts) * samples - sum(group.size for group in scored)
     rows = [group.reward_G for group in scored]
     rows += [rows[0].new_zeros(0)] * (len(prompts) - len(rows))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterable, Mapping
+import warnings
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,8 +15,9 @@ from torch import Tensor
 from gmc_core.rollouts.scoring import response_texts
 from gmc_core.rollouts.tasks import Prompt
 from gmc_core.rollouts.trajectories import Group
-from gmc_core.rollouts.verification import VerifierPool
+from gmc_core.rollouts.verification import Verified, VerifierFault, VerifierPool
 from gmc_core.rollouts.workers.messages import GroupDone
+from gmc_core.training.fleet import RolloutFailure
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.session import Session
 
@@ -29,6 +32,7 @@ class GroupIntake(queue.SimpleQueue):
     def __init__(self, session: Session) -> None:
         super().__init__()
         config: RunConfig = session.config
+        self._kept: deque[Any] = deque()  # events that came during an evaluation
         self._tokenizer = session.policy.tokenizer
         self._verifiers = VerifierPool(session.task, config.verifier_processes, config.verifier_limit, results=self)
 
@@ -43,6 +47,48 @@ class GroupIntake(queue.SimpleQueue):
     def verify(self, ticket: int, group: Group) -> None:
         texts = response_texts(self._tokenizer, group)
         self._verifiers.submit(ticket, group.prompt, texts, group.finished_G.tolist())
+
+    def score(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups of an evaluation with their rewards, from the same verifiers: a hang must not hold the learner.
+
+        A group without rewards counts as answered wrongly, with a warning; RolloutFailure when there are many. Other
+        events that come meanwhile are kept for whoever asks next.
+        """
+        for index, group in enumerate(groups):
+            self.verify(-1 - index, group)  # no ticket is negative
+        rewards: dict[int, Sequence[float]] = {}
+        faults: list[VerifierFault] = []
+        others: list[Any] = []
+        while len(rewards) < len(groups):
+            event = self.get()
+            if not isinstance(event, Verified | VerifierFault) or event.ticket >= 0:
+                others.append(event)
+                continue
+            index = -1 - event.ticket
+            if isinstance(event, Verified):
+                rewards[index] = event.rewards
+                continue
+            rewards[index] = [0.0] * groups[index].size
+            faults.append(event)
+            if event.kind == "unavailable" or len(faults) > max(8, len(groups) // 4):
+                raise RolloutFailure(f"{len(faults)} evaluation answers could not be verified; {event.reason}")
+        self._kept.extend(others)
+        if faults:
+            warnings.warn(
+                f"{len(faults)} of {len(groups)} evaluation answers could not be verified and count as wrong; the "
+                f"first: {faults[0].reason}",
+                stacklevel=3,
+            )
+        return [with_rewards(group, rewards[index]) for index, group in enumerate(groups)]
+
+    def empty(self) -> bool:
+        return not self._kept and super().empty()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        return self._kept.popleft() if self._kept else super().get(block, timeout)
+
+    def get_nowait(self) -> Any:
+        return self.get(block=False)
 
     def close(self) -> None:
         self._verifiers.close()

@@ -13,6 +13,7 @@ import contextlib
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -244,7 +245,7 @@ class LiveRun:
 
     def _evaluate(self, done: int) -> None:
         with self.timeline.noting(LEARNER, "evaluate", done):
-            self.session.evaluate(done)
+            self.session.evaluate(done, score=self.intake.score)
 
     # --- to the workers ---
 
@@ -267,7 +268,7 @@ class LiveRun:
         for start in range(0, len(tickets), P):
             self.schedule.hold(self.fleet.generate(tickets[start : start + P]))
 
-    def _generate_again(self, tickets: Any) -> None:
+    def _generate_again(self, tickets: Sequence[int]) -> None:
         """Their groups were lost; the same tickets are generated under the newest weights."""
         for ticket in tickets:
             self.schedule.reissue(ticket, time.monotonic())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from gmc_core.rollouts.prompt_encoding import PromptEncoder
 from gmc_core.rollouts.random_streams import stream_generator
 from gmc_core.rollouts.scoring import evaluate
 from gmc_core.rollouts.tasks import Task, data_provenance, evaluation_prompts, make_task
-from gmc_core.rollouts.trajectories import Batch
+from gmc_core.rollouts.trajectories import Batch, Group
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.run_directory import RunDirectory, RunRecord
 from gmc_core.training.staleness import Snapshot
@@ -96,8 +96,11 @@ class Session:
     def evaluation_due(self, done: int) -> bool:
         return done % self.config.evaluation_every == 0 or done == self.config.updates
 
-    def evaluate(self, done: int) -> None:
-        """Sample the evaluation prompts with the learner's policy and append the result to the record."""
+    def evaluate(self, done: int, score: Callable[[Sequence[Group]], list[Group]] | None = None) -> None:
+        """Sample the evaluation prompts with the learner's policy and append the result to the record.
+
+        `score` gives the groups their rewards (default: the task's verifier, here and now).
+        """
         result = evaluate(
             self.engine,
             self.policy.tokenizer,
@@ -106,6 +109,7 @@ class Session:
             generator=stream_generator(self.config.seed, "evaluation", done, self.config.device),
             temperature=self.config.temperature,
             max_new_tokens=self.config.response_limit,
+            score=score,
         )
         self.directory.append(
             "evaluations.jsonl",
