@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,21 @@ def start_ray(address: str | None = None) -> bool:
         return True
     sources = str(Path(gmc_core.__file__).parent)
     try:
+        _check_port(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
         ray.init(address=address, runtime_env={"py_modules": [sources]}, **quiet)
-    except (ConnectionError, TimeoutError, RuntimeError, ray.exceptions.RayError) as error:
+    except (OSError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConnectionError(
-            f"no Ray cluster could be joined at {address!r}: {error}. Start one (`ray start --head`, and `ray start "
-            "--address=...` on the other nodes), or leave the address out to run on this machine alone"
+            f"no Ray cluster could be joined at {address!r}: {str(error).rstrip('.')}. Start one (`ray start --head`, "
+            "and `ray start --address=...` on the other nodes), or leave the address out to run on this machine alone"
         ) from error
     return True
+
+
+def _check_port(address: str) -> None:
+    """OSError when nothing listens at "host:port". Ray itself would try for minutes and then end the process."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def stop_ray() -> None:
@@ -66,15 +75,16 @@ def _start_here(quiet: dict[str, Any]) -> None:
         try:
             ray.init(address="local", num_cpus=LOGICAL_CPUS, include_dashboard=False, **quiet)
             return
-        except Exception as error:  # a plain Exception says that 30 s passed, which they do on a busy machine
+        except Exception as error:
             stop_ray()
             for process in _processes() - before:  # Ray leaves them until this process ends
                 with contextlib.suppress(psutil.Error):
                     process.kill()
+            # Ray gives its helpers 15 s to come up and itself 30 s, both fixed; on a busy machine that may not do.
             if attempt == ATTEMPTS or "timed out" not in str(error):
                 raise RuntimeError(
-                    f"Ray did not start on this machine: {error} Is it out of memory, shared memory or processes? "
-                    "workers='process' does without Ray"
+                    f"Ray did not start on this machine: {str(error).rstrip('.')}. Is it very busy, or out of memory, "
+                    "shared memory or processes? workers='process' does without Ray"
                 ) from error
 
 
