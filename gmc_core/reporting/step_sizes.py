@@ -51,6 +51,19 @@ def choose_step_sizes(runs: pd.DataFrame, by: Sequence[str] = ("estimator",)) ->
     return pd.DataFrame(rows, columns=[*by, "delay", "step_size", "score", "smoothed", "edge"])
 
 
+def chosen_at_edge(
+    tuning: pd.DataFrame, methods: Sequence, delays: Sequence[int], by: Sequence[str] = ("estimator",)
+) -> np.ndarray:
+    """(method, delay): whether the choice lies at an end of its grid, to be marked wherever it is used.
+
+    A method is named by its value of `by`, or by a tuple for several columns. False where nothing was tuned.
+    """
+    table = choose_step_sizes(tuning, by=by)
+    at_edge = {(*(getattr(row, name) for name in by), row.delay) for row in table[table["edge"]].itertuples()}
+    keys = [method if isinstance(method, tuple) else (method,) for method in methods]
+    return np.array([[(*key, delay) in at_edge for delay in delays] for key in keys])
+
+
 def split_by_choice(
     fresh: pd.DataFrame, tuning: pd.DataFrame, by: Sequence[str] = ("estimator",), *, on_policy: str = "uncorrected"
 ) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -318,6 +318,7 @@ def test_usable_step_sizes_need_a_score_above_the_start(tables):
 def test_mixtures_are_compared_with_and_without_correction(computed):
     data = computed["figS11_mixture"]
     assert data["names"] == ["gmc", "mixture 0.1", "mixture 0.2", "mixture 0.5"] and data["comparisons"] == 6
+    assert data["edge"].shape == (4, 2) and data["learning_rate"].shape == (4, 2)
     for key in ("final", "area"):
         plain, corrected = data[f"{key}_difference_mean"][1:], data[f"{key}_corrected"][1:]
         assert (corrected[..., 1] < plain[..., 1]).all() and (plain[..., 2] < corrected[..., 2]).all()

@@ -5,7 +5,13 @@ import itertools
 import pandas as pd
 import pytest
 
-from gmc_core.reporting.step_sizes import choose_step_sizes, common_step_size, smoothed, split_by_choice
+from gmc_core.reporting.step_sizes import (
+    choose_step_sizes,
+    chosen_at_edge,
+    common_step_size,
+    smoothed,
+    split_by_choice,
+)
 
 RATES = (0.05, 0.1, 0.2)
 
@@ -54,6 +60,9 @@ def test_the_edge_of_a_cliff_is_avoided_and_the_end_of_a_grid_marked():
     result = choose_step_sizes(table).set_index("estimator")
     assert result.loc["cliff", "step_size"] == 0.05 and result.loc["rising", "step_size"] == 0.2
     assert result["edge"].tolist() == [True, True]
+    table = pd.concat([table, tuning({("inside", 8): [0.1, 0.9, 0.1]})]).assign(options="{}")
+    assert chosen_at_edge(table, ["inside", "cliff", "rising"], [0, 8]).tolist() == [[False] * 2, *[[False, True]] * 2]
+    assert chosen_at_edge(table, [("cliff", "{}")], [8], ("estimator", "options")).tolist() == [[True]]
 
 
 def test_a_neighbouring_delay_decides_between_equals_and_ties_go_to_the_smaller_step():

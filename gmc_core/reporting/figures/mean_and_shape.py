@@ -24,18 +24,22 @@ from gmc_core.reporting.figures.study_panels import (
 )
 from gmc_core.reporting.profiles import Profile
 from gmc_core.reporting.run_records import Runs
+from gmc_core.reporting.step_sizes import chosen_at_edge
 from gmc_core.reporting.study_arrays import REFERENCE, by_cell, interval_rows, over_updates, study_arrays
 
-NEEDS = Needs(("mean_and_shape",))
+NEEDS = Needs(("main_tuning", "mean_and_shape"))
 
 
 def compute(profile: Profile) -> dict[str, Any]:
     """Arrays (variant, delay, seed) of both measures and of the mean weight."""
-    return figure_data(NEEDS.load(profile)["mean_and_shape"])
+    tables = NEEDS.load(profile)
+    return figure_data(tables["main_tuning"], tables["mean_and_shape"])
 
 
-def figure_data(tables: Runs) -> dict[str, Any]:
-    """`study_arrays` with variants as methods ("shape" or "shape at the mean of rule") and delays as settings."""
+def figure_data(tuning: Runs, tables: Runs) -> dict[str, Any]:
+    """`study_arrays` with variants as methods ("shape" or "shape at the mean of rule") and delays as settings; `edge`,
+    whether the step size of a delay, tuned for GMC, lies at an end of its grid.
+    """
     variants = [
         f"{run.estimator} at the mean of {run.rescale_to}" if isinstance(run.rescale_to, str) else run.estimator
         for run in tables.runs.itertuples()
@@ -47,8 +51,10 @@ def figure_data(tables: Runs) -> dict[str, Any]:
     )
     generator = np.random.default_rng(9)
     data = study_arrays(tables, runs, generator)
-    weight = by_cell(runs, "weight", data["names"], sorted(set(runs["delay"])))
-    return data | {"weight": weight, "weight_mean": interval_rows(weight, generator)}
+    delays = sorted(set(runs["delay"]))
+    weight = by_cell(runs, "weight", data["names"], delays)
+    edge = chosen_at_edge(tuning.runs, [REFERENCE], delays)[0]
+    return data | {"edge": edge, "weight": weight, "weight_mean": interval_rows(weight, generator)}
 
 
 def variant_style(variant: str) -> LineStyle:
@@ -79,8 +85,12 @@ def draw(data: dict[str, Any]) -> Figure:
     headline(
         fig,
         (
-            "Step size tuned for GMC at each delay: "
-            + ", ".join(f"{rate:g}" for rate in data["learning_rate"][reference]),
+            "Step sizes tuned for GMC: "
+            + ", ".join(
+                f"{rate:g}{'*' * bool(edge)}"
+                for rate, edge in zip(data["learning_rate"][reference], data["edge"], strict=True)
+            )
+            + " (*: at an end of the grid)" * bool(data["edge"].any()),
             f"{int(data['updates'])} updates",
             seeds_note(data["final"].shape[-1]),
             "dotted: GMC; right of a row: difference to it, same seed",

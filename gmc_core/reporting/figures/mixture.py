@@ -28,19 +28,23 @@ from gmc_core.reporting.figures.study_panels import (
 )
 from gmc_core.reporting.profiles import Profile
 from gmc_core.reporting.run_records import Runs
+from gmc_core.reporting.step_sizes import chosen_at_edge
 from gmc_core.reporting.study_arrays import MEASURES, REFERENCE, interval_rows, study_arrays
 
-NEEDS = Needs(("mixture",))
+NEEDS = Needs(("mixture_tuning", "mixture"))
 SHADES = ("#CFA89F", "#8C564B", "#4A231B", "#222222")  # by growing alpha
 
 
 def compute(profile: Profile) -> dict[str, Any]:
     """Arrays (method, delay, seed), the mixtures by their alpha, and the differences to GMC with both intervals."""
-    return figure_data(NEEDS.load(profile)["mixture"])
+    tables = NEEDS.load(profile)
+    return figure_data(tables["mixture_tuning"], tables["mixture"])
 
 
-def figure_data(tables: Runs) -> dict[str, Any]:
-    """`study_arrays` with delays as settings, and `<measure>_corrected`: the difference's interval after Bonferroni."""
+def figure_data(tuning: Runs, tables: Runs) -> dict[str, Any]:
+    """`study_arrays` with delays as settings; `<measure>_corrected`: the difference's interval after Bonferroni;
+    `edge`, whether the tuned step size lies at an end of its grid, as (method, delay).
+    """
     runs = tables.runs.assign(
         method=[_label(run.estimator, run.estimator_options) for run in tables.runs.itertuples()],
         setting=tables.runs["delay"],
@@ -51,7 +55,12 @@ def figure_data(tables: Runs) -> dict[str, Any]:
     level = 1 - 0.05 / comparisons
     for key in MEASURES:
         data[f"{key}_corrected"] = interval_rows(data[f"{key}_difference"], generator, level=level)
-    return data | {"comparisons": comparisons}
+    by = ("estimator", "estimator_options")
+    methods = runs.drop_duplicates("method").set_index("method").loc[data["names"], list(by)]
+    edge = chosen_at_edge(
+        tuning.runs, list(methods.itertuples(index=False, name=None)), sorted(set(runs["setting"])), by
+    )
+    return data | {"comparisons": comparisons, "edge": edge}
 
 
 def _label(estimator: str, options: str) -> str:
@@ -70,7 +79,8 @@ def draw(data: dict[str, Any]) -> Figure:
         notes = []
         for k, j in rows:
             lost = int(np.nansum(data["collapsed"][j, k]))
-            notes.append(f"{data['learning_rate'][j, k]:g}" + f", lost {lost}" * (lost > 0))
+            rate = f"{data['learning_rate'][j, k]:g}{'*' * bool(data['edge'][j, k])}"
+            notes.append(rate + f", lost {lost}" * (lost > 0))
         take = tuple(np.array(rows).T[::-1])
         by_row(ax, labelled, data[key][take], data[f"{key}_mean"][take], notes=notes)
         ax.set_title(f"({letter}) {MEASURE_NAMES[key].capitalize()}")
@@ -84,7 +94,8 @@ def draw(data: dict[str, Any]) -> Figure:
     for ax in (axes[0, 1], axes[1, 1]):
         ax.set_yticklabels([])
     headline(fig, (
-        "Own tuned step sizes, fresh seeds", f"{int(data['updates'])} updates", seeds_note(data["final"].shape[-1]),
+        "Own tuned step sizes (*: at an end of the grid), fresh seeds", f"{int(data['updates'])} updates",
+        seeds_note(data["final"].shape[-1]),
         f"thin: corrected for {int(data['comparisons'])} comparisons",
     ))  # fmt: skip
     return fig

@@ -20,7 +20,7 @@ from gmc_core.reporting.figures.study_panels import headline
 from gmc_core.reporting.profiles import Profile
 from gmc_core.reporting.run_comparisons import curves, in_order
 from gmc_core.reporting.run_records import Runs
-from gmc_core.reporting.step_sizes import split_by_choice
+from gmc_core.reporting.step_sizes import chosen_at_edge, split_by_choice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,9 @@ def compute(profile: Profile) -> dict[str, Any]:
     tables = NEEDS.load(profile)
     if "main" in tables:
         chosen, _ = split_by_choice(tables["main"].runs, tables["main_tuning"].runs)
-        return figure_data(tables["main"], chosen)
+        data = figure_data(tables["main"], chosen)
+        edge = chosen_at_edge(tables["main_tuning"].runs, data["names"], [data["delay"]])
+        return data | {"edge": edge[:, 0]}
     (common,) = tables.values()
     return figure_data(common)
 
@@ -109,14 +111,15 @@ def draw(data: dict[str, Any]) -> Figure:
     tuned = np.ndim(data["learning_rate"]) > 0
     headline(fig, (
         f"Delay {int(data['delay'])}, "
-        + ("each method at its own tuned step size (legend), fresh seeds" if tuned else
+        + ("own tuned step sizes (legend; *: end of the grid)" if tuned else
            f"common step size {float(data['learning_rate']):g}, not tuned per method"),
         f"n = {n} seed{'s' * (n != 1)} (thin), mean (thick)", f"(b)-(f): running mean of {WINDOW} updates",
         "grey: rollouts still come from the initial policy",
     ))  # fmt: skip
     handles, labels = axes[0, 0].get_legend_handles_labels()
     if tuned:
-        labels = [f"{label}, {rate:g}" for label, rate in zip(labels, data["learning_rate"], strict=True)]
+        rates = [f"{rate:g}{'*' * bool(edge)}" for rate, edge in zip(data["learning_rate"], data["edge"], strict=True)]
+        labels = [f"{label}, {rate}" for label, rate in zip(labels, rates, strict=True)]
     fig.legend(handles, labels, loc="outside lower center", ncols=len(names) if len(names) < 9 else 5)
     return fig
 

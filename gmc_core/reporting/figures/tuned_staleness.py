@@ -26,7 +26,7 @@ from gmc_core.reporting.figures.study_panels import (
 )
 from gmc_core.reporting.run_comparisons import by_seed, falls_table, in_order
 from gmc_core.reporting.run_records import Runs
-from gmc_core.reporting.step_sizes import choose_step_sizes, common_step_size, split_by_choice
+from gmc_core.reporting.step_sizes import chosen_at_edge, common_step_size, split_by_choice
 from gmc_core.reporting.study_arrays import MEASURES, REFERENCE, difference_to, interval_rows, shared_by_seeds
 
 BOOTSTRAP_SEED = 5
@@ -53,7 +53,7 @@ def figure_data(tuning: Runs, fresh: Runs) -> dict[str, Any]:
         "step_size": shared_by_seeds(by_seed(chosen, "learning_rate", names, delays)),
         "collapsed": by_seed(chosen, "collapsed", names, delays),
     }
-    data["edge"] = _edges(tuning, names, delays)
+    data["edge"] = chosen_at_edge(tuning.runs, names, delays)
     for key, column in MEASURES.items():
         data[key] = by_seed(chosen, column, names, delays)
         data[f"{key}_difference"] = difference_to(data[key], names)
@@ -61,12 +61,6 @@ def figure_data(tuning: Runs, fresh: Runs) -> dict[str, Any]:
         for name in (key, f"{key}_difference", f"common_{key}"):
             data[f"{name}_mean"] = interval_rows(data[name], generator)
     return data
-
-
-def _edges(tuning: Runs, names: list, delays: list) -> np.ndarray:
-    """(estimator, delay): whether the tuned choice lies at an end of its grid; False where nothing was tuned."""
-    table = choose_step_sizes(tuning.runs).set_index(["estimator", "delay"])["edge"]
-    return np.array([[bool(table.get((name, delay), False)) for delay in delays] for name in names])
 
 
 def draw(data: dict[str, Any]) -> Figure:
