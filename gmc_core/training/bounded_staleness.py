@@ -162,11 +162,15 @@ class BoundedStaleness:
         for ticket in tickets:
             self._open[ticket].since = now
 
-    def expire(self, now: float) -> list[int]:
-        """Drop what has been generating for longer than `group_timeout`; these tickets are to be aborted."""
+    def overdue(self, now: float) -> list[int]:
+        """Groups that have been generating for longer than `group_timeout`."""
         if self.group_timeout is None:
             return []
-        late = [t for t in self.ledger.tickets(GENERATING) if now - self._open[t].since > self.group_timeout]
+        return [t for t in self.ledger.tickets(GENERATING) if now - self._open[t].since > self.group_timeout]
+
+    def expire(self, now: float) -> list[int]:
+        """Drop what is overdue; these tickets are to be aborted."""
+        late = self.overdue(now)
         for ticket in late:
             self.drop(ticket, TIMEOUT)
         return late

@@ -6,8 +6,9 @@ The fleet does not know what a group is worth or whether it is late; that is the
 from __future__ import annotations
 
 import queue
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,11 @@ from gmc_core.rollouts.workers.messages import (
     RolloutWorker,
     WeightsLoaded,
 )
+from gmc_core.rollouts.workers.server import BUSY_SECONDS
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.worker_factory import Workshop
+
+SILENT_SECONDS = 3 * BUSY_SECONDS
 
 
 class RolloutFailure(RuntimeError):
@@ -69,6 +73,8 @@ class Fleet:
         self._assigned: dict[int, str] = {}  # ticket -> worker
         self._loaded: dict[str, int] = {}  # worker -> newest version that it said it has
         self._workers: dict[str, RolloutWorker] = {}
+        self._heard: dict[str, float] = {}  # worker -> when it last gave a sign, monotonic time
+        self._idle: set[str] = set()  # workers that have done all they were asked for
         self._ready: set[str] = set()  # workers whose engine is built
         self._held: list[int] = []  # tickets that wait for the first of several workers to be ready
         self._workshop = Workshop(config.workers, config.ray_address)
@@ -138,9 +144,21 @@ class Fleet:
     def pending(self, timeout: float = 0.0) -> Any | None:
         """An event that is there already, or comes within `timeout` seconds; nothing is pumped for it."""
         try:
-            return self.events.get(timeout=timeout) if timeout > 0 else self.events.get_nowait()
+            event = self.events.get(timeout=timeout) if timeout > 0 else self.events.get_nowait()
         except queue.Empty:
             return None
+        if (name := getattr(event, "worker", None)) in self._workers:
+            self._heard[name] = time.monotonic()
+        return event
+
+    def silent(self, tickets: Iterable[int]) -> list[str]:
+        """Workers of these groups that have given no sign for long, although they were ready and had work.
+
+        A worker that generates reports every few seconds (server.BUSY_SECONDS): one of these hangs.
+        """
+        since = time.monotonic() - SILENT_SECONDS
+        names = {self._assigned[ticket] for ticket in tickets if ticket in self._assigned} & self._ready
+        return sorted(name for name in names if self._heard[name] < since and not hasattr(self._workers[name], "pump"))
 
     def ready(self, event: Ready) -> list[int]:
         """This worker has built its engine; the tickets that have waited for that."""
@@ -158,6 +176,8 @@ class Fleet:
         if self._assigned.get(event.ticket) != event.worker:
             return False
         self._forget(event.ticket)
+        if event.worker not in self._assigned.values():
+            self._idle.add(event.worker)
         return True
 
     def loaded(self, event: WeightsLoaded) -> None:
@@ -241,6 +261,7 @@ class Fleet:
 
     def _start(self, name: str) -> None:
         self._loaded[name] = -1
+        self._idle.add(name)
         self._workers[name] = self._workshop.worker(name, self.spec, self.events, self.config.in_flight_updates)
 
     def _listening(self) -> list[str]:
@@ -252,6 +273,9 @@ class Fleet:
             self._workers[name].send(self._loads[self.version])
 
     def _send_generate(self, name: str, command: Command) -> None:
+        if name in self._idle:
+            self._idle.discard(name)
+            self._heard[name] = time.monotonic()
         self._assigned |= {ticket: name for ticket in command.tickets}
         if self.replayable:
             self._commands.append(command)

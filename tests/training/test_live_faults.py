@@ -323,7 +323,7 @@ def test_a_verifier_that_always_fails_stops_the_run_with_its_traceback(tmp_path,
     broken = faulty.replace(task_options={"on": "0123456789"}, evaluation_prompts=1)
     with (
         pytest.warns(UserWarning, match="1 of 1 evaluation answers"),
-        pytest.raises(RolloutFailure, match=r"9 groups in a row (?s:.)*this verifier is broken"),
+        pytest.raises(RolloutFailure, match=r"9 times in a row (?s:.)*this verifier is broken"),
     ):
         train(broken, root=tmp_path)
     assert ledger_in(tmp_path / broken.run_id).drop_reasons() == {"verifier raised": 9}

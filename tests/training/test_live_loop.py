@@ -160,7 +160,8 @@ def test_a_checkpoint_whose_ledger_and_groups_disagree_is_set_aside(whole, tmp_p
     save = live_loop.save_checkpoint
 
     def with_a_stray_group(path, content, **origin):
-        save(path, content | {"groups": {"0": {}}}, **origin)
+        backlog = content["backlog"] | {"groups": {"0": {}}}
+        save(path, content | {"backlog": backlog}, **origin)
 
     with monkeypatch.context() as patch:
         patch.setattr(live_loop, "save_checkpoint", with_a_stray_group)
