@@ -11,13 +11,11 @@ the tokens that are under way and sample them anew from the new policy.
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -39,7 +37,7 @@ from gmc_core.rollouts.vllm_build import (
 )
 from gmc_core.rollouts.vllm_environment import check_device, import_vllm, stepping
 from gmc_core.rollouts.vllm_transfer import TransferredWeights
-from gmc_core.rollouts.vllm_weights import check_weights, parameter_shapes
+from gmc_core.rollouts.vllm_weights import check_weights, parameter_shapes, reload_by_file
 
 LEAST_TEMPERATURE = 0.01  # vLLM raises lower ones to this without telling
 
@@ -160,7 +158,7 @@ class VllmEngine:
             if isinstance(weights, TransferredWeights):
                 engine.collective_rpc("gmc_receive", args=(weights.updates,))
             elif engine.vllm_config.parallel_config.world_size > 1:
-                _reload_by_file(engine, weights)
+                reload_by_file(engine, weights)
             else:
                 engine.collective_rpc("gmc_reload", args=(list(weights.items()),))
         engine.set_weight_version(str(policy_version))
@@ -307,16 +305,18 @@ class _Flight:
 
 def _group(flight: _Flight, rollouts: Sequence[Any]) -> Group:
     """vLLM's completions of one request as a group, as wide as the longest."""
-    request, G = flight.request, len(rollouts)
-    T = max(len(rollout.token_ids) for rollout in rollouts)
-    response_GT, version_GT = torch.zeros((G, T), dtype=torch.long), torch.zeros((G, T), dtype=torch.long)
-    logp_GT = torch.zeros((G, T), dtype=torch.float32)
-    for g, rollout in enumerate(rollouts):
-        length = len(rollout.token_ids)
-        response_GT[g, :length] = torch.tensor(list(rollout.token_ids))
-        logp_GT[g, :length] = torch.tensor(rollout.logprobs.logprobs)
-        for span in rollout.weight_versions:
-            version_GT[g, span.start : span.end] = int(span.version)
+    request = flight.request
+    length_G = torch.tensor([len(rollout.token_ids) for rollout in rollouts])
+    mask_GT = torch.arange(int(length_G.max())) < length_G[:, None]
+
+    def spread(values: Iterable[Iterable[Any]], dtype: torch.dtype) -> Tensor:
+        """Rollout after rollout into the rectangle."""
+        out_GT = torch.zeros(mask_GT.shape, dtype=dtype)
+        out_GT[mask_GT] = torch.tensor(list(chain.from_iterable(values)), dtype=dtype)
+        return out_GT
+
+    logp_GT = spread((rollout.logprobs.logprobs for rollout in rollouts), torch.float32)
+    version_GT = spread((_versions(rollout.weight_versions) for rollout in rollouts), torch.long)
     if not bool(torch.isfinite(logp_GT).all()):
         g, t = (~torch.isfinite(logp_GT)).nonzero()[0].tolist()
         raise FloatingPointError(
@@ -324,31 +324,23 @@ def _group(flight: _Flight, rollouts: Sequence[Any]) -> Group:
             f"version {version_GT[g, t].item()}. Either its weights are broken (look at grad_norm and loss before that "
             "version; resume from the last checkpoint with a smaller step) or they did not arrive whole"
         )
-    length_G = torch.tensor([len(rollout.token_ids) for rollout in rollouts])
     return Group(
         prompt=request.prompt,
         prompt_tokens_L=torch.tensor(flight.prompt),
-        response_GT=response_GT,
-        mask_GT=torch.arange(T) < length_G[:, None],
+        response_GT=spread((rollout.token_ids for rollout in rollouts), torch.long),
+        mask_GT=mask_GT,
         behavior_logp_GT=logp_GT,
         version_GT=version_GT,
         finished_G=torch.tensor([rollout.finish_reason == "stop" for rollout in rollouts]),
     )
 
 
+def _versions(spans: Sequence[Any]) -> Iterable[int]:
+    """The policy version of every token of a rollout."""
+    return chain.from_iterable(repeat(int(span.version), span.end - span.start) for span in spans)
+
+
 def _tokens(ids: list[int]) -> Any:
     from vllm.inputs import tokens_input
 
     return tokens_input(ids)
-
-
-def _reload_by_file(engine: Any, weights: Mapping[str, Tensor]) -> None:
-    """Workers in processes of their own read a file: vLLM's channel to them is not made for tensors."""
-    from safetensors.torch import save_file
-
-    memory = Path("/dev/shm")
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None))
-        path = Path(folder) / "weights.safetensors"
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, path)
-        engine.collective_rpc("gmc_reload_file", args=(str(path),))

@@ -6,7 +6,9 @@ transformers model) and vLLM's reload puts them where its kernels look.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,3 +93,14 @@ def check_weights(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int,
                 f"these weights belong to another model: {name} has shape {tuple(weights[name].shape)}, "
                 f"expected {shape}"
             )
+
+
+def reload_by_file(engine: Any, weights: Mapping[str, Tensor]) -> None:
+    """Reload in workers that are processes of their own: vLLM's channel to them is not made for tensors."""
+    from safetensors.torch import save_file
+
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        path = Path(folder) / "weights.safetensors"
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, path)
+        engine.collective_rpc("gmc_reload_file", args=(str(path),))

@@ -7,6 +7,7 @@ the weights it was built from.
 import contextlib
 import copy
 import gc
+import os
 import queue
 import time
 import weakref
@@ -14,6 +15,7 @@ from concurrent.futures import Future
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from scipy.stats import chisquare
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make live)")
@@ -309,6 +311,17 @@ def test_an_update_in_the_middle_of_generation(engine, model):
         assert torch.equal(group.response_GT[:, :8] * group.mask_GT[:, :8], before.response_GT[:, :8])
         assert bool((group.version_GT[:, :8][group.mask_GT[:, :8]] == 0).all())
     assert seen == {0, 5, 6}
+
+
+def test_workers_in_processes_of_their_own_read_a_file(engine, model, monkeypatch):
+    """As with tensor parallelism, here with the one worker of this process."""
+    new, read = changed(model), []
+    monkeypatch.setattr("safetensors.torch.load_file", lambda path: read.append(path) or load_file(path))
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._engine.vllm_config.parallel_config, "world_size", 2)
+        engine.update_weights(snapshot(new), 1)
+    assert gap(new, generate_groups(engine, [request(0)])[0]) < TOLERANCE
+    assert [os.path.exists(path) for path in read] == [False]
 
 
 def test_weights_of_another_model_change_nothing(engine, model):
