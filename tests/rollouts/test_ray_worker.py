@@ -8,6 +8,7 @@ import os
 import queue
 import signal
 import time
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -257,13 +258,20 @@ def test_stored_weights_keep_every_dtype_and_are_released(store):
         own.publish(0, weights)
 
 
-def test_training_over_an_actor(tmp_path):
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_training_over_an_actor(engine, tmp_path):
+    options = {}
+    if engine == "vllm":
+        if find_spec("vllm") is None:
+            pytest.skip("vLLM is not installed (make live)")
+        options = {"kv_cache_memory_bytes": 1 << 27}
     config = RunConfig(
-        schedule="bounded_staleness", workers="ray", max_staleness=1, updates=2, evaluation_every=2,
-        evaluation_prompts=8, prompts_per_update=2, group_size=4, verifier_processes=0,
+        schedule="bounded_staleness", workers="ray", engine=engine, engine_options=options, max_staleness=1, updates=2,
+        evaluation_every=2, evaluation_prompts=8, prompts_per_update=2, group_size=4, verifier_processes=0,
     )  # fmt: skip
     record = train(config, root=tmp_path)
     assert [row["staleness_max"] for row in record.metrics] == [0, 1]
+    assert abs(record.metrics[0]["log_ratio_min"]) < 1e-3 and abs(record.metrics[0]["log_ratio_max"]) < 1e-3
     ledger = Ledger.from_plain(json.loads((record.path / LEDGER).read_text()))
     ledger.check()
     assert ledger.counts() == {"generating": 0, "verifying": 0, "ready": 0, "trained": 4, "dropped": 0}
