@@ -92,7 +92,7 @@ METRICS: dict[str, Metric] = {
     "staleness_max": Metric(
         "updates",
         "live loop: largest staleness of a rollout, by the lowest version among its tokens",
-        "above max_staleness is impossible; always at it: the generators set the pace",
+        "always at max_staleness: the generators run ahead as far as they may; above it is impossible",
     ),
     "mixed_version_fraction": Metric(
         "fraction",

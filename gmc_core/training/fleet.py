@@ -168,8 +168,8 @@ class Fleet:
             self._tell_newest(event.worker)
         waited = [ticket for ticket, name in self._assigned.items() if name == event.worker]
         held, self._held = self._held, []
-        self.generate(held)
-        return waited + held
+        still = self.generate(held)
+        return waited + [ticket for ticket in held if ticket not in still]
 
     def accept(self, event: GroupDone) -> bool:
         """Whether this group was asked of this worker; False for what a replay brings again or an abort raced."""

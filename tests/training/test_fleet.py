@@ -2,6 +2,7 @@
 
 import queue
 import time
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,13 +11,25 @@ from gmc_core.rollouts.continuous import GroupRequest
 from gmc_core.rollouts.engine_spec import EngineSpec
 from gmc_core.rollouts.tasks import Prompt
 from gmc_core.rollouts.trajectories import Group
-from gmc_core.rollouts.workers.messages import Abort, Failed, Generate, GroupDone, LoadWeights, Ready, WeightsLoaded
+from gmc_core.rollouts.vllm_transfer import TransferredWeights
+from gmc_core.rollouts.workers.messages import (
+    Abort,
+    Failed,
+    Generate,
+    GroupDone,
+    LoadWeights,
+    Probe,
+    Ready,
+    WeightsLoaded,
+)
 from gmc_core.training import fleet as fleet_module
 from gmc_core.training.fleet import Command, Fleet, RolloutFailure
 from gmc_core.training.run_config import RunConfig
+from gmc_core.training.weight_transfer import make_fleet
 from gmc_core.training.worker_factory import KINDS, MemoryWeights
 
 WEIGHTS = {"w": torch.zeros(1)}
+PROBE = Probe(torch.ones(1, dtype=torch.long), torch.ones(1, dtype=torch.long), torch.zeros(1), 0.1)
 
 
 class Scribe:
@@ -206,3 +219,112 @@ def test_a_fleet_that_cannot_be_made_ends_the_workers_it_has(make, monkeypatch):
     with pytest.raises(OSError, match="no more processes"):
         make()
     assert Scribe.made[0].closed
+
+
+# --- weights by vLLM's transfer, with a sender that only delivers messages ---
+
+
+class Listened(queue.SimpleQueue):
+    listener = None
+
+    def put(self, event, block=True, timeout=None):
+        super().put(event)
+        self.listener(event)
+
+
+class Sender:
+    """What `WeightSender` does: a message to every engine, then the answers of all."""
+
+    def __init__(self, model, backend, engines, workers_per_engine):
+        assert (model, workers_per_engine) == ("the model", 2)
+        self.engines = engines
+        self._round([TransferredWeights(connect={"rank_offset": 1 + index}) for index in range(len(engines))], 0)
+
+    def send(self, version):
+        self._round([TransferredWeights(updates=({"names": ["w"]},))] * len(self.engines), version)
+
+    def _round(self, messages, version):
+        futures = [engine(message, version) for engine, message in zip(self.engines, messages, strict=True)]
+        for future in futures:
+            future.result(0.1)
+
+    def close(self):
+        self.engines = None
+
+
+class Answering(Scribe):
+    """It answers `LoadWeights`, with what `answers` has for its name in place of a success."""
+
+    answers: ClassVar[dict] = {}
+
+    def send(self, command):
+        super().send(command)
+        if isinstance(command, LoadWeights):
+            success = WeightsLoaded(self.name, command.version, 0.0, 0.0, None)
+            answer = Answering.answers.pop(self.name, success)
+            if answer is not None:
+                self.events.put(answer)
+
+
+@pytest.fixture
+def transferring(monkeypatch):
+    monkeypatch.setitem(KINDS, "process", (f"{__name__}:Answering", "gmc_core.training.worker_factory:MemoryWeights"))
+    monkeypatch.setattr("gmc_core.rollouts.vllm_transfer.WeightSender", Sender)
+    monkeypatch.setattr(Scribe, "made", ())
+    monkeypatch.setattr(Answering, "answers", {})
+
+    def make(backend="ipc"):
+        options = {"weight_transfer": backend, "tensor_parallel_size": 2}
+        config = RunConfig(
+            schedule="bounded_staleness", workers="process", worker_count=2, engine="vllm", in_flight_updates=True,
+            engine_options=options,
+        )  # fmt: skip
+        fleet = make_fleet(config, EngineSpec("vllm", "nowhere", options=options), request, Listened(), "the model")
+        return fleet, *Scribe.made[-2:]
+
+    return make
+
+
+def test_a_transfer_waits_for_all_engines_and_sends_each_update_once(transferring):
+    fleet, first, second = transferring()
+    fleet.publish(0, WEIGHTS, PROBE)
+    assert fleet.generate([0, 1]) == [0, 1]
+    assert fleet.ready(Ready(first.name, 1.0)) == [] and first.said == []
+    assert fleet.ready(Ready(second.name, 1.0)) == [0, 1]
+    assert first.said == [("load", 0), ("generate", (0,))] and second.said == [("load", 0), ("generate", (1,))]
+    assert [first.sent[0].source.connect, second.sent[0].source.connect] == [{"rank_offset": 1}, {"rank_offset": 2}]
+    fleet.publish(1, WEIGHTS, PROBE)
+    assert first.said[-1] == second.said[-1] == ("load", 1)
+    assert [command.probe for command in first.sent if isinstance(command, LoadWeights)] == [None, PROBE]
+
+
+def test_after_a_loss_in_the_middle_of_a_round_all_engines_are_connected_again(transferring):
+    fleet, first, second = transferring()
+    fleet.publish(0, WEIGHTS, None)
+    for worker in (first, second):
+        fleet.ready(Ready(worker.name, 1.0))
+    fleet.generate([0, 1])
+    failed = Failed(second.name, "killed", True)
+    Answering.answers[second.name] = failed
+    fleet.publish(1, WEIGHTS, None)  # no exception: the loss is an event
+    assert fleet.generate([2]) == [2]
+    assert fleet.replace(failed) == [1]
+    third = Scribe.made[-1]
+    assert fleet.generate([1]) == [1]
+    assert sorted(fleet.ready(Ready(third.name, 1.0))) == [1, 2]
+    # it is connected with the version that it has from its files and then brought to the newest, like the other
+    assert third.said == [("load", 0), ("load", 1), ("generate", (2,))]
+    assert first.said[-4:] == [("load", 1), ("load", 1), ("load", 1), ("generate", (1,))]
+    fleet.close()
+
+
+def test_an_engine_that_does_not_answer_and_a_lost_member_of_an_nccl_group_stop_the_run(transferring):
+    fleet, first, second = transferring("nccl")
+    for worker in (first, second):
+        fleet.ready(Ready(worker.name, 1.0))
+    Answering.answers[first.name] = None
+    with pytest.raises(RolloutFailure):
+        fleet.publish(1, WEIGHTS, None)
+    with pytest.raises(RolloutFailure, match="killed\nThe engines form a group of NCCL"):
+        fleet.replace(Failed(second.name, "killed", True))
+    fleet.close()

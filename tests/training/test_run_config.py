@@ -50,6 +50,7 @@ LIVE = {"schedule": "bounded_staleness"}
         (LIVE | {"in_flight_updates": "yes"}, TypeError, "True or False"),
         (LIVE | {"engine": "sglang"}, ValueError, "transformers, vllm"),
         (LIVE | {"engine_options": [1]}, TypeError, "expected a dict"),
+        (LIVE | {"engine": "vllm", "engine_options": {"weight_transfer": "ipc"}}, ValueError, "in_flight_updates=True"),
         (LIVE | {"workers": "thread"}, ValueError, "inline, process, ray"),
         (LIVE | {"worker_count": 2}, ValueError, "take turns"),
         (LIVE | {"worker_count": 0, "workers": "process"}, ValueError, "at least 1"),
