@@ -1,16 +1,18 @@
 """The rule for C8, robustness on Qwen3 and best among the stable baselines at large delay, from committed run tables.
 
 Only a *tuned* comparison decides, because the mean of a weight acts like a step size: at one common step size a method
-can win by being scaled better. Tables count as tuned if they hold, at their largest delay, for GMC and every other
-method a grid of step sizes run on tuning seeds, and fresh seeds at the step size that the tuning seeds choose:
+can win by being scaled better. An experiment is tuned if beside its tables `NAME` there are tables `NAME_tuning`:
 
-- a tuning seed of a method is one run at `GRID` step sizes or more; all its other seeds are fresh;
-- its step size is the one of highest mean final accuracy over the tuning seeds (of equal ones, the one run most);
-- its result is the final accuracy of the fresh seeds at that step size, `FRESH` of them shared with GMC, or more.
+- they hold every method at `GRID` step sizes or more, on tuning seeds that `NAME` does not use;
+- a method's step size is chosen from them alone, by the rule of step_sizes.py;
+- its result is the final accuracy of the runs of `NAME` at that step size, on `FRESH` seeds shared with GMC, or more.
+
+Large delays are the `LARGE` largest ones of the experiment; the verdict is the least favourable of theirs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,16 +20,19 @@ from typing import TYPE_CHECKING
 from gmc_core import paths
 from gmc_core.reporting.figure_style import mean_interval
 from gmc_core.reporting.run_records import load_runs
+from gmc_core.reporting.step_sizes import choose_step_sizes, split_by_choice
 from gmc_core.reporting.verdicts import CONDITIONS, CONFIRMED, CONTRADICTED, NEEDS_GPU, NOT_VISIBLE, Finding
 
 if TYPE_CHECKING:
     import pandas as pd
 
 TUNED_EXPERIMENT = "main"
+TUNING = "_tuning"  # the name of the tables that chose an experiment's step sizes ends so
 FIRST_EXPERIMENT = "first_staleness"  # one common step size: shown, never a verdict
 OWN_MODELS = "data/"  # models of this repository; anything else in a config is a checkpoint from a hub
-GRID = 4  # step sizes: a fresh seed may be run at three, the chosen one, the next larger one and a common one
+GRID = 4  # step sizes of a method, at least
 FRESH = 5
+LARGE = 2  # delays that count as large
 MEASURE = "final_accuracy"
 FALLEN = 0.5  # a run has collapsed if its final accuracy is below this share of its best, the start included
 MOST_COLLAPSES = 0.2  # share of collapsed runs above which a method is not stable
@@ -53,17 +58,43 @@ class NotTuned(ValueError):
     """The tables do not hold a tuned comparison; the message says what is missing."""
 
 
-def tuned_results(runs: pd.DataFrame) -> dict[str, Tuned]:
-    """Every method of the table at its largest delay. Raises `NotTuned`, naming the first thing that is missing."""
-    at_delay = runs[runs["delay"] == runs["delay"].max()]
-    if "gmc" not in set(at_delay["estimator"]) or at_delay["estimator"].nunique() < 2:
-        raise NotTuned("needs gmc and another method at the largest delay")
-    results = {name: _tuned(str(name), table) for name, table in at_delay.groupby("estimator", sort=False)}
+def tuned_results(fresh: pd.DataFrame, tuning: pd.DataFrame, delay: int) -> dict[str, Tuned]:
+    """Every method of `fresh` at this delay. Raises `NotTuned`, naming the first thing that is missing."""
+    runs = fresh[fresh["delay"] == delay]
+    if "gmc" not in set(runs["estimator"]) or runs["estimator"].nunique() < 2:
+        raise NotTuned(f"needs gmc and another method at delay {delay}")
+    if both := sorted(set(runs["seed"]) & set(tuning["seed"])):
+        raise NotTuned(f"seeds {both} are among the tuning seeds")
+    _check_grid(tuning, list(runs["estimator"].unique()), delay)
+    try:
+        at_choice, _ = split_by_choice(runs, tuning)
+        choices = choose_step_sizes(tuning)
+    except ValueError as error:
+        raise NotTuned(str(error)) from error
+    choices = choices[choices["delay"] == delay].set_index("estimator")
+    results = {}
+    for name, own in at_choice.groupby("estimator", sort=False):
+        if own["seed"].duplicated().any():
+            raise NotTuned(f"{name} has several runs of one seed and step size: the table mixes settings")
+        accuracy = own.set_index("seed")[MEASURE]
+        choice = choices.loc[name]
+        results[str(name)] = Tuned(
+            str(name), float(choice["step_size"]), bool(choice["edge"]), accuracy, float(collapsed(own).mean())
+        )
     for name, result in results.items():
         shared = results["gmc"].accuracy.index.intersection(result.accuracy.index)
         if len(shared) < FRESH:
-            raise NotTuned(f"{name} has {len(shared)} fresh seeds in common with gmc, it needs {FRESH}")
+            raise NotTuned(
+                f"{name} has {len(shared)} fresh seeds in common with gmc at delay {delay}, it needs {FRESH}"
+            )
     return results
+
+
+def _check_grid(tuning: pd.DataFrame, names: Sequence[str], delay: int) -> None:
+    tuned = tuning[tuning["delay"] == delay].groupby("estimator")["learning_rate"].nunique()
+    for name in names:
+        if tuned.get(name, 0) < GRID:
+            raise NotTuned(f"{name} has {tuned.get(name, 0)} tuned step sizes at delay {delay}, it needs {GRID}")
 
 
 def collapsed(runs: pd.DataFrame) -> pd.Series:
@@ -73,22 +104,6 @@ def collapsed(runs: pd.DataFrame) -> pd.Series:
     no best to fall from.
     """
     return runs["final_accuracy"] < FALLEN * runs[["best_accuracy", "initial_accuracy"]].max(axis=1)
-
-
-def _tuned(name: str, table: pd.DataFrame) -> Tuned:
-    if table.duplicated(["seed", "learning_rate"]).any():
-        raise NotTuned(f"{name} has several runs of one seed and step size: the table mixes settings")
-    by_seed = table.pivot(index="seed", columns="learning_rate", values=MEASURE)
-    tuning = by_seed.notna().sum(axis=1) >= GRID
-    grid = by_seed[tuning].dropna(axis=1)
-    if grid.shape[0] == 0 or grid.shape[1] < GRID:
-        raise NotTuned(f"{name} has no tuning seed with {GRID} step sizes")
-    reached = grid.mean()
-    tied = reached.index[reached >= reached.max() - 1e-12]  # a method that is at 0 throughout has no best step size
-    best = float(by_seed.loc[~tuning, tied].notna().sum().idxmax())
-    fresh = table[(table["learning_rate"] == best) & ~table["seed"].isin(by_seed.index[tuning])]
-    edge = best in (grid.columns.min(), grid.columns.max())
-    return Tuned(name, best, bool(edge), fresh.set_index("seed")[MEASURE], float(collapsed(fresh).mean()))
 
 
 def paired(first: pd.Series, second: pd.Series, level: float = LEVEL) -> tuple[float, float, float, int]:
@@ -101,20 +116,28 @@ def paired(first: pd.Series, second: pd.Series, level: float = LEVEL) -> tuple[f
     return float(mean[0]), float(low[0]), float(high[0]), n
 
 
-def judge_comparison(runs: pd.DataFrame, label: str) -> Finding:
-    """The verdict of a tuned table. GMC against every baseline that is stable (`MOST_COLLAPSES`), paired by seed.
+def judge_comparison(fresh: pd.DataFrame, tuning: pd.DataFrame, label: str) -> Finding:
+    """The verdict of a tuned experiment: the least favourable one of its large delays. Raises `NotTuned`."""
+    delays = sorted(int(delay) for delay in fresh["delay"].unique() if delay > 0)[-LARGE:]
+    if not delays:
+        raise NotTuned("needs runs at a positive delay")
+    findings = [judge_delay(tuned_results(fresh, tuning, delay), f"{label}, delay {delay}") for delay in delays]
+    worst = min(findings, key=lambda finding: FAVOUR.index(finding.verdict))
+    return Finding(worst.verdict, "; ".join(finding.evidence for finding in findings))
+
+
+def judge_delay(results: Mapping[str, Tuned], label: str) -> Finding:
+    """GMC at one delay against every baseline that is stable (`MOST_COLLAPSES`), paired by seed.
 
     Contradicted: GMC is not stable while a baseline is, or a stable baseline is better (interval above 0, Bonferroni
     over the baselines). Confirmed: GMC is better than each one (every interval above 0, which needs no correction).
     With conditions: no such, but its mean is the highest and it is better than at least one (corrected); or it would be
     confirmed, but a stable baseline's step size lies at an end of its grid. Not visible: everything else.
     """
-    results = tuned_results(runs)
     gmc = results["gmc"]
     baselines = [result for name, result in results.items() if name != "gmc"]
     stable = [result for result in baselines if result.stable]
-    delay = runs["delay"].max()
-    head = f"{label}, delay {delay}, own best step sizes: GMC {gmc.accuracy.mean():.3f}, {gmc.collapsed:.0%} collapsed"
+    head = f"{label}, own best step sizes: GMC {gmc.accuracy.mean():.3f}, {gmc.collapsed:.0%} collapsed"
     if not stable:
         verdict = CONDITIONS if gmc.stable else NOT_VISIBLE
         return Finding(verdict, f"{head}; no baseline is stable, there is nothing to be best of")
@@ -179,7 +202,7 @@ def judge_small_qwen3(root: Path | None = None) -> Finding:
             notes.append(f"`{name}` has no run of the small model")
         elif name == TUNED_EXPERIMENT:
             try:
-                found = judge_comparison(runs, f"`{name}`")
+                found = judge_comparison(runs, _tuning_runs(name, root), f"`{name}`")
             except NotTuned as error:
                 notes.append(f"`{name}` is not tuned: {error}")
                 continue
@@ -191,6 +214,13 @@ def judge_small_qwen3(root: Path | None = None) -> Finding:
     return Finding(NOT_VISIBLE, "; ".join(notes))
 
 
+def _tuning_runs(name: str, root: Path | None) -> pd.DataFrame:
+    try:
+        return load_runs(f"{name}{TUNING}", root=root).runs
+    except FileNotFoundError as error:
+        raise NotTuned(f"there are no complete tables `{name}{TUNING}`") from error
+
+
 FAVOUR = (CONTRADICTED, NOT_VISIBLE, CONDITIONS, CONFIRMED)
 
 
@@ -198,6 +228,7 @@ def judge_checkpoints(root: Path | None = None) -> Finding:
     """C8 on Qwen3 checkpoints: decided by tuned tables of theirs; with several, the least favourable one counts."""
     folder = root or paths.COMMITTED_RUNS
     names = sorted(path.parent.name for path in folder.glob("*/provenance.json"))
+    names = [name for name in names if not name.endswith(TUNING)]  # those choose step sizes and decide nothing
     findings: list[Finding] = []
     for name in names:
         tables = load_runs(name, root=root, allow_partial=True)
@@ -207,7 +238,8 @@ def judge_checkpoints(root: Path | None = None) -> Finding:
         runs = runs[[_is_checkpoint(str(model)) for model in runs["model"]]]
         for model, table in runs.groupby("model"):
             try:
-                findings.append(judge_comparison(table, f"`{name}`, {model}"))
+                tuning = _tuning_runs(name, root)
+                findings.append(judge_comparison(table, tuning[tuning["model"] == model], f"`{name}`, {model}"))
             except NotTuned as error:
                 findings.append(Finding(NOT_VISIBLE, f"`{name}`, {model} is not tuned: {error}"))
     if not findings:
