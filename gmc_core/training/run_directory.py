@@ -145,9 +145,10 @@ class RunDirectory:
 
     def write_json(self, name: str, content: Mapping[str, Any], *, line_per_key: bool = False) -> None:
         """Write `content` whole, indented or, for long lists, with a line for each of its keys."""
-        text = json.dumps(content, indent=2)
         if line_per_key:
             text = "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(content[key])}" for key in content) + "\n}"
+        else:
+            text = json.dumps(content, indent=2)
         write_atomically(self.path / name, (text + "\n").encode())
 
     def finish(self, summary: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 `FixedDelay(delay)` is exact and reproducible: update t learns from rollouts of the policy as it was `delay` updates ago
 (the initial policy while t < delay). It keeps a ring of `delay + 1` snapshots, so a delayed run differs from an
-on-policy one in nothing but the age of the sampler.
+on-policy one in nothing but the age of the sampler. `BoundedStaleness` (bounded_staleness.py) is the live schedule.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+
+from gmc_core.training.bounded_staleness import BoundedStaleness
+
+__all__ = ["BoundedStaleness", "FixedDelay", "Snapshot"]
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,11 @@ def test_k_0_is_on_policy(tmp_path):
         assert abs(row["log_ratio_min"]) < 1e-4 and abs(row["log_ratio_max"]) < 1e-4
 
 
+def test_a_chat_template_that_is_not_there_is_missed_at_once(tmp_path):
+    with pytest.raises(ValueError, match="no chat template: use chat=False for a base model"):
+        train(CONFIG.replace(chat=True), root=tmp_path)
+
+
 @pytest.mark.parametrize("update", [1, 2, 5])
 def test_an_interrupted_run_resumes_to_the_same_bytes(whole, tmp_path, update):
     with pytest.raises(Stop):

