@@ -4,8 +4,8 @@ The actor is never restarted by Ray itself: a new actor in the old one's place w
 and no tickets, and the driver's ledger would not know. It is lost with a `Failed(recoverable=True)` instead, and the
 driver asks for a new one, which Ray places wherever there is room, and sends the lost tickets again.
 
-On GPUs (not run here) an actor holds as many as its engine spreads the model over, and its CUDA devices are those and no
-others. Ray does not know which the learner uses: where the two must not share one, start Ray without the learner's
+On GPUs (not run here) an actor holds as many as its engine spreads the model over, and sees no others. Ray does not
+know which one the learner uses: where the two must not share it, start Ray without the learner's
 (`CUDA_VISIBLE_DEVICES=1,2,3 ray start ...`). Weights may come through vLLM's own transfer: a `TransferredWeights`
 (vllm_transfer.py) is a source like any other.
 """
