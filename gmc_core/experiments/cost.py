@@ -14,6 +14,7 @@ LEARNING = 50  # updates after the start-up until most responses of a group agre
 FIXED = 0.03  # seconds an update that do not depend on its size: calls, Python
 EARLY = 0.13  # more of them while responses differ, at 8 x 16 rollouts of 14 tokens
 LATE = 0.04  # and once they agree
+LIVE = 25.0  # seconds of the processes of a live run before its first token: imports, an engine, verifiers
 PROBE = 20.0  # seconds of one fidelity probe and group size at its default plan and 14 estimators
 ROLLOUT_TOKENS = 8 * 16 * 14
 
@@ -25,7 +26,7 @@ def run_seconds(config: RunConfig) -> float:
     size = tokens / ROLLOUT_TOKENS
     updates = config.updates * FIXED + size * (early * EARLY + (config.updates - early) * LATE)
     evaluations = config.updates / config.evaluation_every * 0.2 * config.evaluation_prompts / 256 * size**0.5
-    return updates + evaluations
+    return updates + evaluations + (LIVE if config.is_live and config.workers != "inline" else 0.0)
 
 
 def experiment_seconds(experiment: Experiment) -> float:

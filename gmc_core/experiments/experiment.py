@@ -24,6 +24,9 @@ class Experiment:
     the committed tables of the experiment `tuning` choose, by a rule fixed in code. `protocol` is the text committed
     beside the results (question, choices, definitions). `probe` adds fidelity probes along the runs.
     `keep_metrics=False` leaves the rows of every update out of the tables (tuning runs: only evaluations matter).
+    `timed`: the clock is what is measured. Its live runs are made one after the other, on a machine that should be
+    quiet, and only when the experiment is named; the tables keep their timelines and ledgers. The procedure can be
+    repeated, the seconds cannot.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Experiment:
     tuning: str | None = None
     probe: ProbeSchedule | None = None
     keep_metrics: bool = True
+    timed: bool = False
 
     @cached_property
     def configs(self) -> tuple[RunConfig, ...]:

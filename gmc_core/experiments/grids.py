@@ -8,6 +8,7 @@ from gmc_core.experiments.studies.fidelity import FIDELITY
 from gmc_core.experiments.studies.first_staleness import FIRST_STALENESS
 from gmc_core.experiments.studies.group_size import GROUP_SIZE
 from gmc_core.experiments.studies.length import LENGTH
+from gmc_core.experiments.studies.live import LIVE_CURVES, LIVE_TIMELINE
 from gmc_core.experiments.studies.main import MAIN, MAIN_TUNING
 from gmc_core.experiments.studies.mean_and_shape import MEAN_AND_SHAPE
 from gmc_core.experiments.studies.mixture import MIXTURE, MIXTURE_TUNING
@@ -32,6 +33,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         ADVANTAGE,
         MIXTURE_TUNING,
         MIXTURE,
+        LIVE_CURVES,
+        LIVE_TIMELINE,
         SMOKE,
     )
 }

@@ -22,6 +22,7 @@ from gmc_core import paths
 from gmc_core.experiments.experiment import Experiment
 from gmc_core.experiments.probing import ProbeSchedule
 from gmc_core.reporting.run_records import Runs, load_runs, write_tables
+from gmc_core.reporting.timelines import RunTimeline
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.run_directory import DamagedRecordError, RunClaimedError, RunRecord
 
@@ -63,6 +64,7 @@ def run_experiment(
     """
     report = report or (lambda line: print(line, file=sys.stderr, flush=True))
     root = (build_root or paths.BUILD_RUNS) / experiment.name
+    processes = 1 if experiment.timed else processes  # a run beside it would be part of what its clock says
     result, done, started = GridReport(experiment), {}, time.perf_counter()
     total, fresh = len(experiment.configs), 0
 
@@ -149,12 +151,16 @@ def experiment_tables(
         probes = None
         if experiment.probe is not None:
             probes = {record.config.run_id: experiment.probe.rows(record.path) for record in outcome.records}
+        timelines = None
+        if experiment.timed:
+            timelines = {record.config.run_id: RunTimeline.read(record.path) for record in outcome.records}
         write_tables(
             experiment.name,
             experiment.version,
             experiment.protocol,
             outcome.records,
             probes=probes,
+            timelines=timelines,
             keep_metrics=experiment.keep_metrics,
             earlier=kept,
             order=[config.run_id for config in experiment.configs],

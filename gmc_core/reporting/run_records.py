@@ -6,6 +6,8 @@ data/runs/<experiment>/
     metrics.parquet       one row per update: run_id and the metrics of METRICS
     evaluations.parquet   one row per evaluation
     probes.parquet        one row per fidelity probe, group size and estimator (experiments with probes)
+    events.parquet        one row per event of a live run: who did what when (experiments that measure time)
+    ledgers.json          what became of every group of those runs, and how stale their rollouts were
     provenance.json       commit, lock, versions, machine; hash of the tables
 """
 
@@ -20,20 +22,24 @@ from typing import TYPE_CHECKING, Any
 
 from gmc_core import paths
 from gmc_core.files import write_atomically
+from gmc_core.reporting.timelines import RunTimeline
 from gmc_core.training.run_directory import DamagedRecordError, RunRecord
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-_TABLES = ("runs.csv", "metrics.parquet", "evaluations.parquet", "probes.parquet")
-_OPTIONAL = {"probes.parquet"}
+_OPTIONAL = ("probes.parquet", "events.parquet", "ledgers.json")
+_TABLES = ("runs.csv", "metrics.parquet", "evaluations.parquet", *_OPTIONAL)
 MANTISSA_BITS = 12  # kept of the 23 of a single-precision metric: a relative error below 2^-13
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The tables of one experiment. `runs.run_id` joins them. `probes` is None for an experiment without."""
+    """The tables of one experiment. `runs.run_id` joins them.
+
+    `probes` is None for an experiment without; so are `events` and `ledgers` (by run id) for one that measures no time.
+    """
 
     name: str
     runs: pd.DataFrame
@@ -41,6 +47,8 @@ class Runs:
     evaluations: pd.DataFrame
     provenance: dict[str, Any]
     probes: pd.DataFrame | None = None
+    events: pd.DataFrame | None = None
+    ledgers: dict[str, Any] | None = None
 
     @property
     def data_hash(self) -> str:
@@ -79,14 +87,20 @@ def load_runs(experiment: str, *, root: Path | None = None, allow_partial: bool 
         runs = pd.read_csv(folder / "runs.csv")
         metrics = pd.read_parquet(folder / "metrics.parquet")
         evaluations = pd.read_parquet(folder / "evaluations.parquet")
-        probes = pd.read_parquet(folder / "probes.parquet") if (folder / "probes.parquet").exists() else None
+        probes, events = (
+            pd.read_parquet(folder / name) if (folder / name).exists() else None
+            for name in ("probes.parquet", "events.parquet")
+        )
+        ledgers = None
+        if (folder / "ledgers.json").exists():
+            ledgers = json.loads((folder / "ledgers.json").read_text(encoding="utf-8"))
     except Exception as error:  # whatever pandas and pyarrow raise for a broken file
         raise DamagedRecordError(f"the tables in {folder} cannot be read ({error}); {again}") from error
     if found != provenance.get("tables"):
         raise DamagedRecordError(
             f"the tables in {folder} have hash {found}, their provenance says {provenance.get('tables')}; {again}"
         )
-    tables = Runs(experiment, runs, metrics, evaluations, provenance, probes)
+    tables = Runs(experiment, runs, metrics, evaluations, provenance, probes, events, ledgers)
     if not tables.complete and not allow_partial:
         raise FileNotFoundError(
             f"the tables in {folder} hold {len(runs)} of {provenance['expected']} runs of {experiment!r} so far; "
@@ -112,6 +126,7 @@ def write_tables(
     records: Sequence[RunRecord],
     *,
     probes: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    timelines: Mapping[str, RunTimeline] | None = None,
     keep_metrics: bool = True,
     earlier: Runs | None = None,
     order: Sequence[str] | None = None,
@@ -124,7 +139,7 @@ def write_tables(
 
     The records are exact, the tables are what is plotted: metrics are stored in single precision, rounded to
     `MANTISSA_BITS` bits, which halves their size; without `keep_metrics` that table keeps its columns and no rows.
-    `probes` holds the rows of the fidelity probes of each run id.
+    `probes` holds the rows of the fidelity probes of each run id, `timelines` what its clock said.
     """
     import pandas as pd
 
@@ -145,6 +160,8 @@ def write_tables(
         metric_frames.append(pd.DataFrame(record.metrics).assign(run_id=record.config.run_id))
         evaluation_frames.append(pd.DataFrame(record.evaluations).assign(run_id=record.config.run_id))
     probe_frames = [pd.DataFrame(rows).assign(run_id=run_id) for run_id, rows in (probes or {}).items()]
+    event_frames = [timeline.table().assign(run_id=run_id) for run_id, timeline in (timelines or {}).items()]
+    ledgers = {run_id: timeline.ledger for run_id, timeline in (timelines or {}).items()}
     runs = pd.DataFrame(run_rows)
     order = [record.config.run_id for record in records] if order is None else list(order)
     if earlier is not None:
@@ -153,15 +170,23 @@ def write_tables(
         evaluation_frames = [_rows_of(earlier.evaluations, order), *evaluation_frames]
         if earlier.probes is not None:
             probe_frames = [_rows_of(earlier.probes, order), *probe_frames]
+        if earlier.events is not None:
+            event_frames = [_rows_of(earlier.events, order), *event_frames]
+            ledgers = {run_id: earlier.ledgers[run_id] for run_id in order if run_id in earlier.ledgers} | ledgers
     runs = runs.sort_values("run_id", key=lambda ids: ids.map(order.index), kind="stable")
     runs.to_csv(folder / "runs.csv", index=False)
     _write_parquet(folder / "metrics.parquet", metric_frames, order, rounded=True, rows=keep_metrics)
     _write_parquet(folder / "evaluations.parquet", evaluation_frames, order)
-    (folder / "probes.parquet").unlink(missing_ok=True)
+    for name in _OPTIONAL:
+        (folder / name).unlink(missing_ok=True)
     if probe_frames:
         _write_parquet(folder / "probes.parquet", probe_frames, order)
+    if event_frames:
+        _write_parquet(folder / "events.parquet", event_frames, order)
+        lines = [f"{json.dumps(run_id)}: {json.dumps(ledgers[run_id])}" for run_id in order if run_id in ledgers]
+        write_atomically(folder / "ledgers.json", ("{\n" + ",\n".join(lines) + "\n}\n").encode())
     (folder / "protocol.md").write_text(protocol, encoding="utf-8")
-    first = {key: value for key, value in records[0].provenance.items() if key not in ("seconds", "seed")}
+    first = {key: value for key, value in records[0].provenance.items() if key not in ("seconds", "seed", "live")}
     before = earlier.provenance if earlier is not None else {"commits": [], "dirty": False, "cpu_seconds": 0.0}
     commits = sorted({str(record.provenance["commit"]) for record in records} | set(before["commits"]))
     cpu_seconds = before["cpu_seconds"] + sum(record.provenance["seconds"]["cpu"] for record in records)

@@ -123,6 +123,7 @@ def test_committed_tables_belong_to_their_experiments():
         assert found == expected if runs.complete else found < expected
         assert runs.provenance["version"] == experiment.version
         assert (runs.probes is not None) == (experiment.probe is not None)
+        assert (runs.events is not None) == (runs.ledgers is not None) == experiment.timed
         for model, group in runs.runs.groupby("model"):
             warm_start = json.loads((paths.ROOT / model / "warm_start.json").read_text())["fingerprint"]
             assert set(group["model_fingerprint"]) == {warm_start}

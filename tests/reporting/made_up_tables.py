@@ -14,9 +14,11 @@ from typing import Any
 from gmc_core.experiments.experiment import Experiment, chosen_step_sizes
 from gmc_core.experiments.grids import EXPERIMENTS
 from gmc_core.reporting.run_records import write_tables
+from gmc_core.reporting.timelines import RunTimeline
 from gmc_core.training.loop import summarize
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.run_directory import RunRecord
+from gmc_core.training.timeline import LEARNER
 
 UPDATES, EVERY = 16, 4
 NOTE = "Made up for a test: these numbers were not measured.\n"
@@ -27,16 +29,19 @@ def made_up(experiment: str, root: Path) -> Path:
     """Write made-up tables of `experiment` under `root`, where those that tune it have to be."""
     found = EXPERIMENTS[experiment]
     configs = found.configs_at(chosen_step_sizes(found.tuning, root)) if found.tuning else found.configs
-    records = [made_up_run(config.replace(updates=UPDATES, evaluation_every=EVERY)) for config in configs]
+    updates = UPDATES + 8 if found.timed else UPDATES  # a pace leaves out more than 16 updates
+    records = [made_up_run(config.replace(updates=updates, evaluation_every=EVERY)) for config in configs]
     probes = None
     if found.probe is not None:
         probes = {record.config.run_id: made_up_probes(found, record.config) for record in records}
+    timelines = {record.config.run_id: made_up_timeline(record.config) for record in records} if found.timed else None
     return write_tables(
         experiment,
         found.version,
         NOTE,
         records,
         probes=probes,
+        timelines=timelines,
         keep_metrics=found.keep_metrics,
         root=root,
     )
@@ -94,6 +99,33 @@ def made_up_run(config: RunConfig) -> RunRecord:
     return RunRecord(
         config, metrics, evaluations, summarize(evaluations), provenance | {"seconds": seconds}, Path("made up")
     )
+
+
+def made_up_timeline(config: RunConfig) -> RunTimeline:
+    """A worker that needs 0.5 s a batch and a learner that needs 0.4 s, in turns at k = 0, else side by side."""
+    P, bound, events, ages = config.prompts_per_update, config.max_staleness, [], {}
+    clock = generated = 1e9
+    for version in range(config.updates):
+        began = max(generated, clock) if bound == 0 else generated
+        generated = began + 0.5
+        age = min(version, bound, 2)
+        if generated > clock:
+            events.append({"worker": LEARNER, "kind": "wait", "start": clock, "end": generated, "version": version})
+        start = max(clock, generated)
+        clock = start + 0.4
+        events += [
+            {"worker": "rollouts-0", "kind": "load_weights", "start": began, "end": began + 0.01, "version": version},
+            {"worker": "rollouts-0", "kind": "generate", "start": began + 0.01, "end": generated,
+             "version": version - age, "tokens": 100},
+            {"worker": "verifier", "kind": "verify", "start": generated, "end": generated + 0.001},
+            {"worker": LEARNER, "kind": "learn", "start": start, "end": clock - 0.02, "version": version,
+             "staleness": 0.5 * age, "staleness_max": age},
+            {"worker": LEARNER, "kind": "publish", "start": clock - 0.02, "end": clock, "version": version + 1},
+        ]  # fmt: skip
+        ages[str(age)] = ages.get(str(age), 0) + P * config.group_size
+    counts = {"generating": 0, "verifying": 0, "ready": 0, "trained": P * config.updates, "dropped": 0}
+    issued = {"issued": P * config.updates, "counts": counts, "drop_reasons": {}, "reissued": 0}
+    return RunTimeline([event | {"update": 0} for event in events], issued | {"staleness_rollouts": ages})
 
 
 def made_up_probes(experiment: Experiment, config: RunConfig) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from gmc_core.reporting.figure_style import apply_style, load_figure_data, save_
 from gmc_core.reporting.profiles import Profile, get_profile
 
 MODULES: dict[str, str] = {  # figure name -> module of this package
+    "fig1_timeline": "live_timeline",
     "fig2_geometry": "geometry",
     "fig3_bias": "bias",
     "fig4_delay": "delay",
@@ -51,7 +52,7 @@ SUPPLEMENTARY: dict[str, str] = {  # the studies (b) to (g), then what the main 
     "figS11_mixture": "mixture",
     "figS12_dead_zone": "dead_zone",
 }
-FROM_RECORDS = ("fig5_staleness", "fig6_dynamics", *SUPPLEMENTARY)
+FROM_RECORDS = ("fig1_timeline", "fig5_staleness", "fig6_dynamics", *SUPPLEMENTARY)
 
 
 def figure_module(name: str) -> ModuleType:
