@@ -143,7 +143,7 @@ class RayWorker:
                 self._submit(Close())
         self._reader.join(timeout if self._place is not None else 0)  # who is not placed yet has nothing to finish
         self.kill()
-        self._reader.join()
+        self._reader.join(10.0)  # Ray tells it that the actor is gone, unless the cluster is gone as well
 
     def _submit(self, command: Command) -> None:
         self._actor.take.options(concurrency_group="commands").remote(self._sent, command)
