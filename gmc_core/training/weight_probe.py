@@ -45,4 +45,4 @@ def log_probs(policy: Policy, prompt_L: Tensor, response_T: Tensor) -> Tensor:
     """(T,) fp32 log-probs of one response at temperature 1."""
     index_1 = torch.zeros(1, dtype=torch.long, device=policy.device)
     mask_1L = torch.ones((1, len(prompt_L)), dtype=torch.bool, device=policy.device)
-    return response_log_probs(policy.model, prompt_L[None], mask_1L, response_T[None], index_1)[0]
+    return response_log_probs(policy.model, prompt_L[None], mask_1L, response_T[None], index_1, share_prefix=False)[0]
