@@ -51,11 +51,12 @@ def figure_data(tables: Runs) -> dict[str, Any]:
     events = {int(run.max_staleness): tables.events[tables.events["run_id"] == run.run_id] for run in runs.itertuples()}
     paces = pace_table(events, skip=SKIP)
     workers = sorted(set(tables.events["worker"]) - {LEARNER, VERIFIER})
+    machine = tables.provenance.get("machine", {})
     data: dict[str, Any] = {
         "experiment": tables.name,
         "engine": str(runs["engine"].iloc[0]),
         "setting": np.array([runs[name].iloc[0] for name in ("prompts_per_update", "group_size", "updates")]),
-        "processor": str(tables.provenance.get("machine", {}).get("processor")),
+        "machine": f"{machine.get('cores', 'an unknown number of')} cores of {machine.get('processor', 'a processor')}",
         "bound": runs["max_staleness"].to_numpy(),
         "lanes": np.array([*workers, LEARNER]),
         **{f"pace_{name}": paces[name].to_numpy(dtype=float) for name in paces.columns if name != "updates"},
@@ -109,8 +110,8 @@ def draw(data: dict[str, Any]) -> Figure:
         _draw_shares(body.add_subplot(grid[k, 1]), data, k, last)
     _draw_key(foot, data, norm)
     fig.suptitle(
-        f"{updates} updates of {P} prompts x {G} rollouts, one rollout worker ({data['engine']}) and one learner, one "
-        "thread each   ·   one run each, measured on two cores: a timeline, not an estimate\n"
+        f"{updates} updates of {P} prompts x {G} rollouts, a rollout worker ({data['engine']}) and a learner of one "
+        f"thread each, on {data['machine']}; one run each: a timeline, not an estimate\n"
         "an update: its upper half has the colour of the policy that learns, its lower half that of the policy that "
         "sampled the batch",
         x=0.01, ha="left", fontsize=10,
