@@ -13,6 +13,7 @@ from gmc_core.rollouts.vllm_weights import EXTENSION
 
 DEFAULTS = {"max_num_seqs": 256, "enable_prefix_caching": True, "disable_log_stats": True, "use_tqdm_on_load": False}
 CPU_DEFAULTS = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30}
+SPARE = 1  # of vLLM's `max_num_seqs`, beyond what is asked for: what is scored finds a place beside the rollouts
 CPU_BATCHED_TOKENS = 4096  # tokens of one step, prefills included
 FIXED = {  # what this class relies on, and what EngineSpec has a field for
     "model": "EngineSpec.model",
@@ -55,8 +56,9 @@ def engine_arguments(spec: EngineSpec, max_model_len: int | None) -> dict[str, A
         "skip_tokenizer_init": True,
         "worker_extension_cls": EXTENSION,
     }
+    places = {"max_num_seqs": (options.get("max_num_seqs") or DEFAULTS["max_num_seqs"]) + SPARE}
     on_cpu = CPU_DEFAULTS | _whole_prefills(options, max_model_len) if spec.device == "cpu" else {}
-    return DEFAULTS | on_cpu | options | ours
+    return DEFAULTS | on_cpu | options | places | ours
 
 
 def build_engine(spec: EngineSpec, max_model_len: int | None) -> Any:

@@ -28,6 +28,7 @@ from gmc_core.rollouts.random_streams import stream_generator
 from gmc_core.rollouts.tasks import Prompt
 from gmc_core.rollouts.trajectories import Group
 from gmc_core.rollouts.vllm_build import (
+    SPARE,
     build_engine,
     check_folder,
     check_options,
@@ -46,8 +47,9 @@ class VllmEngine:
     """`ContinuousEngine` and `RolloutEngine` on vLLM, built from `spec.model` as version 0.
 
     `spec.options`: arguments of vLLM's `EngineArgs`, e.g. `gpu_memory_utilization`, `kv_cache_memory_bytes` (CPU: 1 GiB
-    when not given), `max_num_seqs`, `tensor_parallel_size`; and `weight_transfer`, the backend of vllm_transfer.py.
-    Groups have their tensors on the CPU.
+    when not given), `tensor_parallel_size`; `max_num_seqs`, how many rollouts are decoded at once: further groups wait
+    here, in order, since what is to be scored after a weight update would wait behind them in vLLM's queue; and
+    `weight_transfer`, the backend of vllm_transfer.py. Groups have their tensors on the CPU.
 
     Raises ImportError without vLLM, FileNotFoundError for a local folder without a model, ValueError for options that
     vLLM does not know or that are fixed here, RuntimeError for a build of vLLM for another device and for what vLLM
@@ -70,12 +72,14 @@ class VllmEngine:
         self.max_model_len = spec.max_model_len or getattr(config, "max_position_embeddings", None)
         self.encode = PromptEncoder(self.tokenizer, spec.chat, spec.enable_thinking)
         self._shapes = parameter_shapes(spec.model)
-        self._flying: dict[int, _Flight] = {}  # by ticket, oldest first
+        self._waiting: dict[int, tuple[GroupRequest, list[int]]] = {}  # by ticket, oldest first: with its prompt
+        self._flying: dict[int, _Flight] = {}  # likewise: what vLLM has
         self._landed: dict[int, Group] = {}  # complete, not yet returned by `step`
         self._tickets: dict[str, int] = {}  # vLLM's request id -> ticket
         self._requests = 0
         self._engine: Any = build_engine(spec, self.max_model_len)
         self._engine.set_weight_version("0")
+        self._places = self._engine.vllm_config.scheduler_config.max_num_seqs - SPARE
         self._sampled = _count_tokens(self._engine)
         self._finalizer = weakref.finalize(self, shut_down, self._engine)
         self._try_a_step()
@@ -88,14 +92,14 @@ class VllmEngine:
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        return tuple(self._flying)
+        return (*self._flying, *self._waiting)
 
     def add(self, request: GroupRequest) -> None:
         """See `ContinuousEngine`. Also ValueError for what exceeds `max_model_len`, for temperatures in (0, 0.01), and
         for several rollouts of one prompt at temperature 0 (greedy decoding), which would be copies.
         """
-        engine = self._alive()
-        if request.ticket in self._flying:
+        self._alive()
+        if request.ticket in self._flying or request.ticket in self._waiting:
             raise ValueError(f"ticket {request.ticket} is in flight already; a ticket names one group for life")
         if request.temperature == 0 and request.group_size > 1:
             raise ValueError(
@@ -112,10 +116,7 @@ class VllmEngine:
                 f"ticket {request.ticket}: {len(prompt)} prompt tokens and {request.max_new_tokens} new ones exceed "
                 f"the model's {self.max_model_len} (max_model_len); shorten the response limit or the prompts"
             )
-        name = self._name("group")
-        internal = engine.add_request(name, _tokens(prompt), self.sampling_params(request))
-        self._flying[request.ticket] = _Flight(request, prompt, name, internal)
-        self._tickets[name] = request.ticket
+        self._waiting[request.ticket] = (request, prompt)
 
     def step(self) -> list[tuple[int, Group]]:
         """See `ContinuousEngine`. FloatingPointError names a ticket whose log-probs are not finite; it is dropped.
@@ -123,7 +124,7 @@ class VllmEngine:
         Groups that were completed together with it come with the next step.
         """
         self._alive()
-        if self._flying.keys() - self._landed.keys():
+        if self._waiting or self._flying.keys() - self._landed.keys():
             self._advance()
         done, self._landed = list(self._landed.items()), {}
         for ticket, _ in done:
@@ -131,8 +132,9 @@ class VllmEngine:
         return done
 
     def abort(self, tickets: Iterable[int]) -> None:
-        engine = self._alive()
-        for ticket in set(tickets) & self._flying.keys():
+        engine, tickets = self._alive(), set(tickets)
+        self._waiting = {ticket: entry for ticket, entry in self._waiting.items() if ticket not in tickets}
+        for ticket in tickets & self._flying.keys():
             if self._landed.pop(ticket, None) is None:
                 engine.abort_request([self._flying[ticket].internal], internal=True)
             self._forget(ticket)
@@ -187,7 +189,7 @@ class VllmEngine:
         """Release the engine's memory; what is in flight is forgotten. A closed engine raises RuntimeError."""
         if self._engine is None:
             return
-        self._flying, self._landed, self._tickets, self._engine = {}, {}, {}, None
+        self._waiting, self._flying, self._landed, self._tickets, self._engine = {}, {}, {}, {}, None
         self._finalizer()
         gc.collect()
         if self.spec.device == "cuda":
@@ -227,6 +229,7 @@ class VllmEngine:
         """One engine step; complete groups land. Its outputs."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        self._admit()
         try:
             with stepping(self.spec.device):
                 outputs = self._alive().step()
@@ -245,6 +248,20 @@ class VllmEngine:
         if broken is not None:
             raise broken
         return outputs
+
+    def _admit(self) -> None:
+        """Hand to vLLM the groups for which there is room, oldest first; a larger one than that goes alone."""
+        engine = self._alive()
+        rollouts = engine.get_num_unfinished_requests()
+        for ticket, (request, prompt) in list(self._waiting.items()):
+            if rollouts and rollouts + request.group_size > self._places:
+                return
+            name = self._name("group")
+            internal = engine.add_request(name, _tokens(prompt), self.sampling_params(request))
+            self._flying[ticket] = _Flight(request, prompt, name, internal)
+            self._tickets[name] = ticket
+            del self._waiting[ticket]
+            rollouts += request.group_size
 
     def sampling_params(self, request: GroupRequest) -> Any:
         from vllm import SamplingParams

@@ -256,6 +256,37 @@ def test_scoring_loses_nothing_of_what_is_in_flight(engine):
     assert [same(done[ticket], expected[ticket]) for ticket in (0, 1)] == [True, True]
 
 
+def test_scoring_does_not_wait_for_a_backlog(engine):
+    """After a weight update a run stands still until its probe is scored: 1200 rollouts wait here, 256 are decoded."""
+    requests = [request(t, group_size=16, max_new_tokens=12) for t in range(75)]
+    for one in requests:
+        engine.add(one)
+    engine.step()
+    assert engine.in_flight == tuple(range(75))
+    sampled = engine.tokens_sampled
+    engine.score(torch.tensor([3, 12]), torch.tensor([4]))
+    assert engine.tokens_sampled - sampled <= 4 * 256  # steps: what was begun has its prefills first
+    engine.abort(range(3, 75))
+    assert engine.in_flight == (0, 1, 2)
+    done = {}
+    while engine.in_flight:
+        done |= dict(engine.step())
+    expected = generate_groups(engine, requests[:3])
+    assert [same(done[t], expected[t]) for t in range(3)] == [True] * 3
+
+
+def test_groups_are_begun_in_order_as_places_become_free(engine):
+    sizes = {0: 200, 1: 56, 2: 300, 3: 8}  # 300 are more than there are places: they wait for an empty engine
+    for ticket, size in sizes.items():
+        engine.add(request(ticket, group_size=size, max_new_tokens=3))
+    seen = []
+    while engine.in_flight:
+        seen.append((engine.step(), engine.in_flight))
+    order = [ticket for done, _ in seen for ticket, _ in done]
+    assert set(order[:2]) == {0, 1} and order[2:] == [2, 3]
+    assert [group.size for done, _ in seen for _, group in done if group.size == 300] == [300]
+
+
 # --- weights ---
 
 
