@@ -133,21 +133,23 @@ def pace(events: pd.DataFrame, skip: int = 0, rest: int = 0) -> Pace:
 def pace_table(events: Mapping[int, pd.DataFrame], skip: int = 0) -> pd.DataFrame:
     """One row per bound of the staleness: its `Pace` in steady state, and more.
 
-    `idle` and `efficiency` as in `Pace`; `speed_up` against the first bound; `attained`, the slower of generation and
-    learning *there* over the wall time *here*: for a synchronous first row, whose two stages do not disturb each other,
-    what was reached of the best that overlap can do.
+    `idle` and `efficiency` as in `Pace`. Two columns compare with the first run over the same updates (what an update
+    costs changes along a run): `speed_up`, and `attained`, the slower of generation and learning *there* over the wall
+    time *here*: for a synchronous first run, whose two halves do not disturb each other, what was reached of the best
+    that overlap can do.
     """
     import pandas as pd
 
-    found = {bound: pace(rows, skip, rest=bound) for bound, rows in events.items()}
-    table = pd.DataFrame(
-        [{item.name: getattr(each, item.name) for item in fields(Pace)} for each in found.values()], index=list(found)
-    )
-    table["idle"] = [each.idle for each in found.values()]
-    table["efficiency"] = [each.efficiency for each in found.values()]
-    table["speed_up"] = table["wall"].iloc[0] / table["wall"]
-    table["attained"] = table[["generate", "learn"]].iloc[0].max() / table["wall"]
-    return table
+    first, rows = next(iter(events.values())), {}
+    for bound, own in events.items():
+        found, there = pace(own, skip, rest=bound), pace(first, skip, rest=bound)
+        rows[bound] = {item.name: getattr(found, item.name) for item in fields(Pace)} | {
+            "idle": found.idle,
+            "efficiency": found.efficiency,
+            "speed_up": there.wall / found.wall,
+            "attained": max(there.generate, there.learn) / found.wall,
+        }
+    return pd.DataFrame(rows).T.astype({"updates": int})
 
 
 def staleness_shares(ledger: Mapping[str, Any]) -> dict[int, float]:

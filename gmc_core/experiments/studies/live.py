@@ -16,6 +16,7 @@ TIMED = RunConfig(
     engine="vllm",
     engine_options={"kv_cache_memory_bytes": 1 << 28},
     prompts_per_update=16,
+    gradient_checkpointing=True,
     micro_batch_tokens=2048,
     learning_rate=REFERENCE_STEP / 4,
     updates=48,
@@ -38,11 +39,13 @@ Question: what does the asynchronous loop do with its time, and how stale is wha
   and learner take turns. The same prompts and the same tickets in all four. Updates in flight: a worker takes new
   weights between two decoding steps and goes on with its unfinished rollouts.
 - Model: `data/tiny_qwen3` (0.45 M parameters), task `running_sums`. Engine: vLLM's CPU build.
-- {TIMED.prompts_per_update} prompts x {TIMED.group_size} rollouts an update, {TIMED.updates} updates, micro-batches of
-  {TIMED.micro_batch_tokens} tokens (so that the learner makes two passes, as with a model of real size): chosen so that
-  generating and learning take about the same time at the start, where the gain from overlap is largest. SGD at step
-  size {TIMED.learning_rate:g}, a quarter of the reference, so that the work of an update changes little while the clock
-  runs (a group whose responses are all right, or all wrong, costs the learner less). The rest is the reference setting.
+- {TIMED.prompts_per_update} prompts x {TIMED.group_size} rollouts an update, {TIMED.updates} updates. The learner
+  works as for a model of real size: micro-batches of {TIMED.micro_batch_tokens} tokens, hence two passes over a batch,
+  and layers computed twice (gradient checkpointing). Chosen so that, by trial runs of the two halves, learning takes
+  longer than generating at the start and no longer than it at the end: overlap gains much, and both regimes can show.
+  SGD at step size {TIMED.learning_rate:g}, a quarter of the reference, so that the work of an update changes slowly
+  while the clock runs (a group whose responses are all right, or all wrong, costs the learner less). The rest is the
+  reference setting.
 - Kept: every event of the timelines (times from the first token of a run, so that building the engine does not count),
   the metrics of every update, the ledgers. A run that was interrupted does not count. To measure again, delete
   `build/runs/live_timeline`.
