@@ -56,7 +56,7 @@ def figure_data(tables: Runs) -> dict[str, Any]:
         "experiment": tables.name,
         "engine": str(runs["engine"].iloc[0]),
         "setting": np.array([runs[name].iloc[0] for name in ("prompts_per_update", "group_size", "updates")]),
-        "machine": f"{machine.get('cores', 'an unknown number of')} cores of {machine.get('processor', 'a processor')}",
+        "machine": f"{machine['cores']} cores of {machine['processor']}" if machine else "a machine not named",
         "bound": runs["max_staleness"].to_numpy(),
         "lanes": np.array([*workers, LEARNER]),
         **{f"pace_{name}": paces[name].to_numpy(dtype=float) for name in paces.columns if name != "updates"},
