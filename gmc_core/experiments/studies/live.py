@@ -52,6 +52,9 @@ Question: what does the asynchronous loop do with its time, and how stale is wha
 - The pace (seconds an update, idle and waiting shares) leaves out the first 4 updates of a run and its last k, for
   which nothing is left to generate.
 - One run for each k: these are timelines, not estimates, and no verdict rests on them.
+
+Amended 2026-11-30, after the runs: what makes learning cheaper along a run is that the learner computes equal responses
+to a prompt once, and that there are more and more of them; groups that are all right or all wrong stayed rare.
 """),
     runs=tuple(TIMED.replace(max_staleness=bound) for bound in BOUNDS),
     timed=True,
