@@ -29,7 +29,7 @@ def test_a_missing_or_unknown_table_is_named():
 
 
 def test_the_five_lines_give_the_gradient_of_gmc():
-    code, _ = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
     assert len(ast.parse(code).body) == 5
     generator = torch.Generator().manual_seed(0)
     current = -torch.rand(3, 4, 5, generator=generator)
@@ -73,10 +73,23 @@ def test_make_targets_that_readme_names_exist():
 
 
 def test_the_run_of_the_readme_can_be_made(tmp_path, monkeypatch):
-    _, code = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    _, code, _ = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
     assert "RunConfig(" in code
     monkeypatch.setattr("gmc_core.paths.BUILD_RUNS", tmp_path)
     names: dict = {}
     exec(code.replace("seed=0)", "seed=0, updates=2, evaluation_prompts=8)"), names)
     assert names["record"].summary["final_accuracy"] >= 0.0
     assert [row["staleness"] for row in names["record"].metrics] == [0, 1]
+
+
+def test_the_live_run_of_the_readme_can_be_made(tmp_path, monkeypatch):
+    *_, code = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    monkeypatch.setattr("gmc_core.paths.BUILD_RUNS", tmp_path)
+    small = "updates=3, evaluation_prompts=8, prompts_per_update=2, group_size=4, verifier_processes=0)\n)"
+    assert 'workers="process", engine="vllm"' in code and re.search(r"\n    \)\n\)", code)
+    code = code.replace('workers="process", engine="vllm"', 'workers="inline", engine="transformers"')
+    names = {"RunConfig": gmc_core.RunConfig, "train": gmc_core.train}
+    exec(re.sub(r"\n    \)\n\)", lambda _: f"\n{small}", code), names)
+    record = names["record"]
+    assert max(row["staleness_max"] for row in record.metrics) <= 4
+    assert {"events.jsonl", "ledger.json"} <= {path.name for path in record.path.iterdir()}

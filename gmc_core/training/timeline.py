@@ -17,7 +17,7 @@ KINDS = {
     "load_weights": "a worker took a policy version; gap: largest |log-prob difference| of the probe",
     "verify": "a group got its rewards, or not (fault)",
     "wait": "the learner had no batch",
-    "learn": "an update; staleness (mean), staleness_max, queue (ready groups left), in_flight, dropped, restarts",
+    "learn": "an update; tickets, tokens, staleness (mean), staleness_max, queue_length, dropped_groups, restarts",
     "publish": "weights were written for the workers",
     "evaluate": "the learner's policy was evaluated",
     "checkpoint": "a checkpoint was written",
