@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -31,6 +31,8 @@ SKIP = 4  # updates at the start of a run that its pace leaves out, as it does t
 DRAWN = ("generate", "load_weights", "learn", "publish", "wait", "evaluate")
 COLORS = {"wait": "#E2E2E2", "load_weights": "#222222", "publish": "#222222", "evaluate": "#C8B8A0"}
 OLDEST = "#D55E00"
+WIDTH, LEFT, MAIN, SIDE = 13.0, 0.95, 9.85, 1.55  # inches: of the figure, of its margin, of timelines, of shares
+HEAD, TITLE, LANE, GAP, STALENESS, FOOT = 0.4, 0.36, 0.42, 0.1, 0.55, 1.3  # heights
 _VERSIONS = mpl.colormaps["viridis"]
 
 
@@ -84,37 +86,44 @@ def figure_data(tables: Runs) -> dict[str, Any]:
 
 
 def draw(data: dict[str, Any]) -> Figure:
-    """From the values of `figure_data`; one block of panels for each run."""
+    """From the values of `figure_data`; one block of panels for each run.
+
+    Everything stands at a place of its own, in inches: a layout that is solved for differs in its last digits from one
+    process to the next, and so would the document.
+    """
     bounds = [int(bound) for bound in data["bound"]]
     P, G, updates = (int(value) for value in data["setting"])
-    fig = plt.figure(figsize=(13, 1.4 + 2.1 * len(bounds)))
-    body, foot = fig.subfigures(2, 1, height_ratios=(2.1 * len(bounds) + 0.6, 0.8))
-    grid = body.add_gridspec(len(bounds), 2, width_ratios=(7, 1))
     norm, end = Normalize(0, max(updates - 1, 1)), float(data["batch_end"].max())
-    lanes = len(data["lanes"])
-    above: Axes | None = None
+    lanes = LANE * len(data["lanes"])
+    block = TITLE + lanes + GAP + STALENESS
+    height = HEAD + block * len(bounds) + FOOT
+    fig = plt.figure(figsize=(WIDTH, height))
+    fig.set_layout_engine("none")  # as an argument of `figure` it would be forgotten when a file is written
+
+    def panel(left: float, top: float, width: float, tall: float) -> Axes:
+        """`top` in inches from the upper edge of the figure."""
+        return fig.add_axes((left / WIDTH, 1 - (top + tall) / height, width / WIDTH, tall / height))
+
     for k, bound in enumerate(bounds):
-        cell = grid[k, 0].subgridspec(2, 1, height_ratios=(1.1 + 0.45 * lanes, 1.3), hspace=0.05)
-        upper = body.add_subplot(cell[0], sharex=above)
-        lower = body.add_subplot(cell[1], sharex=upper)
-        above = upper
+        top, last = HEAD + k * block + TITLE, k == len(bounds) - 1
+        upper, lower = panel(LEFT, top, MAIN, lanes), panel(LEFT, top + lanes + GAP, MAIN, STALENESS)
         _draw_lanes(upper, data, k, norm)
         upper.set_title(_title(data, k, "abcdefgh"[k]))
         _draw_batches(lower, data, k, bound, norm)
-        upper.tick_params(labelbottom=False)
-        lower.set_xlim(0, end * 1.005)
-        last = k == len(bounds) - 1
-        lower.tick_params(labelbottom=last)
+        for ax in (upper, lower):
+            ax.set_xlim(0, end * 1.005)
+            ax.tick_params(labelbottom=last and ax is lower)
         if last:
             lower.set_xlabel("seconds since the first token")
-        _draw_shares(body.add_subplot(grid[k, 1]), data, k, last)
-    _draw_key(foot, data, norm)
-    fig.suptitle(
+        _draw_shares(panel(LEFT + MAIN + 0.45, top, SIDE, lanes + GAP + STALENESS), data, k, last)
+    _draw_key(fig, data, norm, panel(LEFT, height - 0.62, 4.2, 0.15))
+    fig.text(
+        0.1 / WIDTH, 1 - 0.08 / height,
         f"{updates} updates of {P} prompts x {G} rollouts, a rollout worker ({data['engine']}) and a learner of one "
         f"thread each, on {data['machine']}; one run each: a timeline, not an estimate\n"
         "an update: its upper half has the colour of the policy that learns, its lower half that of the policy that "
         "sampled the batch",
-        x=0.01, ha="left", fontsize=10,
+        va="top", fontsize=10,
     )  # fmt: skip
     return fig
 
@@ -152,17 +161,17 @@ def _draw_lanes(ax: Axes, data: dict[str, Any], k: int, norm: Normalize) -> None
     ax.grid(visible=False)
 
 
-def _draw_key(foot: SubFigure, data: dict[str, Any], norm: Normalize) -> None:
-    """What colours mean."""
-    scale = ScalarMappable(norm, _VERSIONS)
-    foot.colorbar(scale, cax=foot.add_axes((0.07, 0.62, 0.33, 0.22)), orientation="horizontal").set_label(
+def _draw_key(fig: Figure, data: dict[str, Any], norm: Normalize, scale: Axes) -> None:
+    """What colours mean; the colours of the versions are drawn in `scale`."""
+    fig.colorbar(ScalarMappable(norm, _VERSIONS), cax=scale, orientation="horizontal").set_label(
         "policy version (updates behind it)", fontsize=9
     )
     words = {"wait": "learner waits", "load_weights": "weights written or loaded", "evaluate": "evaluation"}
     handles = [Patch(color=COLORS[kind], label=label) for kind, label in words.items() if kind in data["event_kind"]]
     handles.append(Line2D([], [], color=OLDEST, marker="_", linestyle="none", label="oldest token of the batch"))
     handles.append(Line2D([], [], color="#444444", linewidth=0.9, linestyle=(0, (4, 2)), label="bound k"))
-    foot.legend(handles=handles, loc="center", bbox_to_anchor=(0.7, 0.6), ncols=3)
+    anchor = (9.6 / WIDTH, 0.42 / fig.get_size_inches()[1])
+    fig.legend(handles=handles, loc="center", bbox_to_anchor=anchor, ncols=3)
 
 
 def _lane_name(name: str) -> str:
