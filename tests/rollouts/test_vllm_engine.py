@@ -6,6 +6,7 @@ the weights it was built from.
 
 import contextlib
 import copy
+import functools
 import gc
 import os
 import queue
@@ -413,6 +414,7 @@ def test_untied_embeddings_two_engines_in_one_process_and_close(engine, tmp_path
 # --- vLLM's native weight transfer, with a transport of our own ---
 
 
+@functools.cache  # vLLM registers a name once in a process, and other files of tests use this transport too
 def register_handing_over():
     """A transport for CPU: the tensors themselves are the message. Registered as vLLM's documentation tells."""
     from dataclasses import dataclass
