@@ -9,8 +9,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make live)")
 
 from gmc_core.rollouts.workers import process
 from gmc_core.training.loop import train
-from tests.rollouts.test_vllm_engine import register_handing_over
 from tests.training.test_live_loop import CONFIG, contents, events_of, ledger_of
+from tests.vllm_transport import register_handing_over
 
 VLLM = CONFIG.replace(engine="vllm", in_flight_updates=True, evaluation_every=8)
 
