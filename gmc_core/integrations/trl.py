@@ -54,7 +54,7 @@ from gmc_core.integrations.versions import check_version
 
 INSTALL = "pip install trl==1.16.0"
 READ_IN = "1.16.0"
-VERSION = check_version("trl", (1, 16), (1, 17), INSTALL)
+check_version("trl", (1, 16), (1, 17), INSTALL)
 
 # What is reached into beyond TRL's documented methods, as it is in trl/trainer/grpo_trainer.py of version READ_IN.
 PRIVATE_METHODS = {

@@ -8,7 +8,7 @@ on the right), L prompt tokens (padded on the left in a batch).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,6 +50,15 @@ class Group:
     @property
     def size(self) -> int:
         return self.response_GT.shape[0]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by the names of their fields; rewards only once they are there."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def to(self, device: torch.device | str) -> Group:
+        """The group with its tensors on `device`."""
+        return replace(self, **{name: value.to(device) for name, value in self.tensors.items()})
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,9 @@ def reload_by_file(engine: Any, weights: Mapping[str, Tensor]) -> None:
     """Reload in workers that are processes of their own: vLLM's channel to them is not made for tensors."""
     from safetensors.torch import save_file
 
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+    from gmc_core.rollouts.workers.weights import shared_folder
+
+    with tempfile.TemporaryDirectory(dir=shared_folder()) as folder:
         path = Path(folder) / "weights.safetensors"
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, path)
         engine.collective_rpc("gmc_reload_file", args=(str(path),))

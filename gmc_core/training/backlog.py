@@ -10,7 +10,7 @@ from gmc_core.rollouts.trajectories import Group
 from gmc_core.rollouts.verification import Verified, VerifierFault
 from gmc_core.training.bounded_staleness import BoundedStaleness
 from gmc_core.training.fleet import RolloutFailure
-from gmc_core.training.group_intake import from_tree, lowest_versions, mixed_fraction, to_tree, with_rewards
+from gmc_core.training.group_intake import from_tree, lowest_versions, mixed_fraction, with_rewards
 from gmc_core.training.ledger import GENERATING, READY, VERIFYING, Ledger
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.run_directory import DamagedRecordError
@@ -106,7 +106,7 @@ class Backlog:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the schedule, and the groups that are there, verified or not."""
-        groups = {str(ticket): to_tree(self._groups[ticket]) for ticket in self.ledger.tickets(VERIFYING, READY)}
+        groups = {str(ticket): self._groups[ticket].tensors for ticket in self.ledger.tickets(VERIFYING, READY)}
         return {"schedule": self.schedule.to_plain(), "groups": groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

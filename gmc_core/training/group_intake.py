@@ -6,7 +6,7 @@ import queue
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -116,18 +116,6 @@ def with_rewards(group: Group, rewards: Iterable[float]) -> Group:
     return replace(group, reward_G=torch.tensor(list(rewards), dtype=torch.float32))
 
 
-def moved(group: Group, device: torch.device) -> Group:
-    """The group with its tensors on `device`."""
-    values = {field.name: getattr(group, field.name) for field in fields(group)}
-    return replace(group, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
-
-
-def to_tree(group: Group) -> dict[str, Any]:
-    """What a checkpoint keeps of a group; its prompt follows from its ticket."""
-    values = {field.name: getattr(group, field.name) for field in fields(group)}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
 def from_tree(prompt: Prompt, tree: Mapping[str, Tensor]) -> Group:
-    """The group that `to_tree` wrote, on the CPU."""
+    """The group of a checkpoint, on the CPU: `Group.tensors` is what it keeps, the prompt follows from the ticket."""
     return Group(prompt=prompt, **{name: tensor.cpu() for name, tensor in tree.items()})

@@ -26,7 +26,7 @@ from gmc_core.rollouts.workers.messages import Busy, Failed, GroupDone, Ready, W
 from gmc_core.training.backlog import Backlog
 from gmc_core.training.checkpoints import load_checkpoint, save_checkpoint
 from gmc_core.training.fleet import SILENT_SECONDS, Command, RolloutFailure
-from gmc_core.training.group_intake import GroupIntake, moved
+from gmc_core.training.group_intake import GroupIntake
 from gmc_core.training.learner import Learner
 from gmc_core.training.ledger import GENERATING, READY
 from gmc_core.training.run_directory import CHECKPOINT, RunRecord
@@ -199,7 +199,7 @@ class LiveRun:
         config, backlog = self.config, self.backlog
         with self.timeline.noting(LEARNER, "learn", backlog.version) as more:
             batch = Batch.from_groups(
-                [moved(group, self.policy.device) for group in backlog.take(tickets)],
+                [group.to(self.policy.device) for group in backlog.take(tickets)],
                 group_size=config.group_size,
                 mask_truncated=config.mask_truncated,
             )

@@ -58,7 +58,7 @@ class FixedDelay:
 
     def state_dict(self) -> dict[str, Any]:
         """The ring, for a checkpoint."""
-        return {"snapshots": [{"version": item.version, "weights": dict(item.weights)} for item in self._ring]}
+        return {"snapshots": [{"version": item.version, "weights": dict(item.weights)} for item in self.snapshots]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with the ring of `state_dict`."""

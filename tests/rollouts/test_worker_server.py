@@ -24,7 +24,7 @@ from gmc_core.rollouts.workers.messages import (
     RolloutWorker,
     WeightsLoaded,
 )
-from gmc_core.rollouts.workers.server import EngineServer, serve_until
+from gmc_core.rollouts.workers.server import EngineServer
 from tests.scripted_engine import ScriptedEngine
 
 
@@ -57,7 +57,10 @@ def server_of(engine=None, seconds=1 / 64, **options):
 def run(server, *commands):
     for command in commands:
         server.take(command)
-    return serve_until(server, lambda event: False)
+    events = []
+    while not server.idle:
+        events += server.advance()
+    return events
 
 
 def kinds(events):

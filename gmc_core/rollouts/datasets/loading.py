@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gmc_core import paths
-from gmc_core.rollouts.datasets.quality import normalized_question
+from gmc_core.rollouts.datasets.quality import duplicates
 from gmc_core.rollouts.datasets.registry import DATASETS, DatasetSpec
 from gmc_core.rollouts.verifiers.answers import last_boxed, normalized
 from gmc_core.rollouts.verifiers.numbers import parse_number
@@ -176,11 +176,9 @@ def _answer(raw: Any, form: str) -> str:
 
 
 def _without_repeats(questions: list[Question]) -> tuple[list[Question], list[Issue]]:
-    by_text = defaultdict(list)
-    for question in questions:
-        by_text[normalized_question(question.text)].append(question)
     left_out = {}
-    for same in by_text.values():
+    for places in duplicates([question.text for question in questions]):
+        same = [questions[place] for place in places]
         first, answers = same[0], {re.sub(r"\s+", "", normalized(question.answer)) for question in same}
         if len(answers) > 1:
             rows = ", ".join(str(question.row) for question in same)

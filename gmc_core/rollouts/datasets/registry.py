@@ -8,7 +8,7 @@ stores the revision that was really read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 TRAINING, BENCHMARK = "training", "benchmark"
 
@@ -36,7 +36,6 @@ class DatasetSpec:
     source: str
     max_response_tokens: int
     keep: tuple[str, tuple[str, ...]] | None = None
-    other_columns: tuple[str, ...] = field(default=())
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -75,7 +74,6 @@ DATASETS: dict[str, DatasetSpec] = {
         source="arXiv 2103.03874",
         max_response_tokens=2048,
         keep=("level", ("Level 3", "Level 4", "Level 5")),
-        other_columns=("type",),
     ),
     "dapo_math": DatasetSpec(
         hub_id="open-r1/DAPO-Math-17k-Processed",
@@ -92,7 +90,6 @@ DATASETS: dict[str, DatasetSpec] = {
         "3 of its hub repository), of which this set keeps the first",
         source="arXiv 2503.14476",
         max_response_tokens=4096,
-        other_columns=("data_source", "source_prompt", "ability", "reward_model", "extra_info"),
     ),
     "deepscaler": DatasetSpec(
         hub_id="agentica-org/DeepScaleR-Preview-Dataset",
@@ -109,7 +106,6 @@ DATASETS: dict[str, DatasetSpec] = {
         "problems of years before 2024",
         source="github.com/rllm-org/rllm",
         max_response_tokens=8192,
-        other_columns=("solution",),
     ),
     "math_500": DatasetSpec(
         hub_id="HuggingFaceH4/MATH-500",
@@ -125,7 +121,6 @@ DATASETS: dict[str, DatasetSpec] = {
         defects="500 problems of the test split of MATH: no training on that split",
         source="arXiv 2305.20050",
         max_response_tokens=4096,
-        other_columns=("solution", "subject", "level", "unique_id"),
     ),
     "aime_2024": DatasetSpec(
         hub_id="HuggingFaceH4/aime_2024",
@@ -142,7 +137,6 @@ DATASETS: dict[str, DatasetSpec] = {
         "answers into three problems (Qwen3#1183)",
         source="AIME I and II 2024",
         max_response_tokens=8192,
-        other_columns=("id", "solution", "url", "year"),
     ),
     "aime_2025": DatasetSpec(
         hub_id="math-ai/aime25",
@@ -158,7 +152,6 @@ DATASETS: dict[str, DatasetSpec] = {
         defects="copies elsewhere write one answer with a degree sign, `336^\\circ`; the verifier drops degrees",
         source="AIME I and II 2025",
         max_response_tokens=8192,
-        other_columns=("id",),
     ),
     "amc23": DatasetSpec(
         hub_id="math-ai/amc23",
@@ -174,7 +167,6 @@ DATASETS: dict[str, DatasetSpec] = {
         defects="AMC 12 problems reworded so that the answer is an integer: not comparable with multiple choice",
         source="AMC 12 2023",
         max_response_tokens=8192,
-        other_columns=("id", "url"),
     ),
     "minerva": DatasetSpec(
         hub_id="math-ai/minervamath",
@@ -207,7 +199,6 @@ DATASETS: dict[str, DatasetSpec] = {
         "units stand in a column of their own",
         source="arXiv 2402.14008",
         max_response_tokens=8192,
-        other_columns=("id", "solution", "context", "is_multiple_answer", "unit", "answer_type", "error", "subfield"),
     ),
 }
 TRAINING_SETS = tuple(name for name, spec in DATASETS.items() if spec.role == TRAINING)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
 
 import torch
-from torch import Tensor
 
 from gmc_core.rollouts.continuous import ContinuousEngine, GroupRequest
 from gmc_core.rollouts.trajectories import Group
@@ -77,11 +75,3 @@ def check_probe(engine: ContinuousEngine, probe: Probe, version: int) -> float:
             "cache of the old weights, or a dtype that needs a larger tolerance"
         )
     return gap
-
-
-def on_cpu(group: Group) -> Group:
-    """The same group with its tensors on the CPU, where groups travel and wait."""
-    if group.response_GT.device.type == "cpu":
-        return group
-    tensors = {field.name: getattr(group, field.name) for field in fields(group)}
-    return replace(group, **{name: value.cpu() for name, value in tensors.items() if isinstance(value, Tensor)})

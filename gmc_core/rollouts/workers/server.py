@@ -12,11 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
 from gmc_core.rollouts.continuous import ContinuousEngine, EngineLost, GroupRequest
 from gmc_core.rollouts.trajectories import Group
-from gmc_core.rollouts.workers.checks import EngineFault, check_group, check_probe, on_cpu
+from gmc_core.rollouts.workers.checks import EngineFault, check_group, check_probe
 from gmc_core.rollouts.workers.messages import (
     Abort,
     Busy,
@@ -195,7 +193,7 @@ class EngineServer:
         check_group(self._issued[ticket].request, group, versions)
         started = self._issued.pop(ticket).started
         del self._first_version[ticket]
-        return GroupDone(self.name, ticket, on_cpu(group), started, finished)
+        return GroupDone(self.name, ticket, group.to("cpu"), started, finished)
 
     def _note_busy(self, started: float, finished: float, tokens: int, events: list[Event]) -> None:
         if self._busy is not None:
@@ -216,14 +214,3 @@ class EngineServer:
         except Exception as error:  # the engine is broken already; its first fault is the one to report
             failed = replace(failed, reason=f"{reason}\n(closing the engine failed too: {error})")
         return failed
-
-
-@torch.no_grad()
-def serve_until(server: EngineServer, wanted: Callable[[Event], bool]) -> list[Event]:
-    """Advance until a wanted event came or nothing is left to do: for tests and benchmarks."""
-    events: list[Event] = []
-    while not server.idle:
-        events += server.advance()
-        if any(map(wanted, events)):
-            break
-    return events
