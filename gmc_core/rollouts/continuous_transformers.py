@@ -46,7 +46,7 @@ class ContinuousTransformersEngine:
         dtype = getattr(torch, spec.dtype, None)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ValueError(f"EngineSpec.dtype is {spec.dtype!r}; expected float32, bfloat16 or float16")
-        self.policy = load_policy(spec.model, dtype=dtype, device=spec.device)
+        self.policy = load_policy(spec.model, revision=spec.revision, dtype=dtype, device=spec.device)
         self.policy_version = 0
         self.tokens_sampled = 0
         self._max_rollouts, self._prefill_tokens = options["max_rollouts"], options["prefill_tokens"]

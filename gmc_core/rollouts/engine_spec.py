@@ -13,7 +13,8 @@ ENGINES = ("transformers", "vllm")
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """`kind` of `ENGINES`; `model` a folder or hub name; `dtype` a torch dtype's name; `device` "cpu" or "cuda".
+    """`kind` of `ENGINES`; `model` and `revision` as in `load_policy`; `dtype` a torch dtype's name; `device` "cpu" or
+    "cuda".
 
     `threads`: CPU threads of the engine's process. `max_model_len`: prompt and response tokens together, at most (None:
     the model's own limit). `options` go to the engine's constructor (for vLLM: `LLM(...)` arguments such as
@@ -31,6 +32,7 @@ class EngineSpec:
     max_model_len: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ENGINES:

@@ -8,7 +8,7 @@ dtype.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,49 +17,80 @@ import torch
 from torch import Tensor
 
 from gmc_core.estimators.checks import computing_dtype
+from gmc_core.rollouts.models import DEFAULT_MODEL, end_of_sequence_ids, pinned_revision
 from gmc_core.rollouts.output_head import output_head
+from gmc_core.rollouts.packaged_models import PACKAGED, locate, version
 from gmc_core.rollouts.vocabulary_log_probs import LOGITS_BYTES
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A model and its tokenizer. `eos_ids`: every token that ends a response; `fingerprint`: SHA-256 of the weights."""
+    """A model and its tokenizer.
+
+    `eos_ids`: every token that ends a response; `fingerprint`: SHA-256 of the weights; `revision`: the commit of the
+    hub repository, or the package and its version, that they were read from; None for a local folder.
+    """
 
     model: Any
     tokenizer: Any
     eos_ids: tuple[int, ...]
     fingerprint: str
+    revision: str | None = None
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
 
-def load_policy(path: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Policy:
-    """A causal LM and its tokenizer from a folder or a hub name.
+def load_policy(
+    model: str | Path = DEFAULT_MODEL,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Policy:
+    """A causal LM and its tokenizer: a folder, a hub name, or a packaged model such as "smollm2-135m".
 
-    Raises FileNotFoundError for a local path without a model, ValueError for a model without an end-of-sequence id.
+    `revision`: commit, tag or branch of the hub repository (None: the one pinned in models.py, else its head).
+    Raises FileNotFoundError for a local path without a model, ImportError for a packaged model that is not installed,
+    ValueError for a model without an end-of-sequence id, or a revision of what has none.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # a bar per loaded model drowns a grid's own progress
+    pin = {"revision": pinned} if (pinned := pinned_revision(str(model), revision)) is not None else {}
+    path = locate(model)
     looks_local = Path(path).is_absolute() or str(path).startswith(".")
     if looks_local and not (Path(path) / "config.json").exists():
         raise FileNotFoundError(
             f"no model at {path}: it has no config.json. Give a folder written by save_pretrained or a hub name; "
             "`python -m gmc_core.rollouts.warm_start` makes the tiny Qwen3"
         )
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval()
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-    eos = model.generation_config.eos_token_id
-    eos = tokenizer.eos_token_id if eos is None else eos
-    if eos is None:
-        raise ValueError(
-            f"model {path} names no end-of-sequence id in its generation config or tokenizer; set one there"
-        )
-    eos_ids = tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
-    return Policy(model=model, tokenizer=tokenizer, eos_ids=eos_ids, fingerprint=weights_fingerprint(model))
+    network = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **pin).to(device).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **pin)
+    eos_ids = end_of_sequence_ids(str(model), network.generation_config.eos_token_id, tokenizer)
+    train_padding_that_ends_responses(network, eos_ids)
+    return Policy(
+        model=network,
+        tokenizer=tokenizer,
+        eos_ids=eos_ids,
+        fingerprint=weights_fingerprint(network),
+        revision=version(str(model)) if str(model) in PACKAGED else getattr(network.config, "_commit_hash", None),
+    )
+
+
+def train_padding_that_ends_responses(model: Any, eos_ids: tuple[int, ...]) -> None:
+    """Let the input embedding of the padding token have its gradient when that token also ends responses.
+
+    Many checkpoints pad with an end-of-sequence token. Torch's embedding layer drops the gradient of its `padding_idx`,
+    which is then the gradient of a real token: of <|im_end|> in every chat prompt, for one. Padding itself needs no
+    such guard here: it is masked by length, never recognised by its id (trajectories.py), and its gradient is exactly
+    0. A token that is only padding keeps the guard.
+    """
+    embedding = model.get_input_embeddings()
+    if getattr(embedding, "padding_idx", None) in eos_ids:
+        embedding.padding_idx = None
 
 
 def weights_fingerprint(model: Any) -> str:
@@ -111,23 +142,22 @@ def response_log_probs(
     share_prefix: bool = True,
     mask_NT: Tensor | None = None,
     logits_bytes: int = LOGITS_BYTES,
-    body: Callable[..., Any] | None = None,
 ) -> Tensor:
     """Log-prob of every response token, (N, T) fp32, in nats; entries past a response's end are meaningless.
 
     `prompt_index_N` names the prompt (row of `prompt_PL`, padded on the left) of every response. With `share_prefix`
     each prompt is run once and its key/value cache is gathered for all of its responses, which is exact and
-    differentiable and saves (G - 1) / G of the prompt's work; without it every row runs prompt and response together.
+    differentiable and saves (G - 1) / G of the prompt's work; without it every row runs prompt and response together,
+    its padding behind it, so that a causal model needs no attention mask (and flash attention can be used).
 
     Logits of more than `logits_bytes` are never held: hidden states are turned into log-probs block by block of the
-    vocabulary, only where `mask_NT` is True if it is given (0 elsewhere). The same happens at any size when `body` is
-    given: it is called in the place of the model's own body (a compiled one, say). ValueError for a model whose logits
-    cannot be made outside it (see `output_head`).
+    vocabulary, only where `mask_NT` is True if it is given (0 elsewhere). ValueError for a model whose logits cannot be
+    made outside it (see `output_head`).
     """
     padded = not bool(prompt_mask_PL.all())
     N, T = response_NT.shape
     words = model.get_output_embeddings().weight
-    in_blocks = body is not None or N * T * words.shape[0] * computing_dtype(words).itemsize > logits_bytes
+    in_blocks = N * T * words.shape[0] * computing_dtype(words).itemsize > logits_bytes
     head = output_head(model) if in_blocks else None
 
     def run(keep: int, **inputs: Any) -> tuple[Tensor, Any]:
@@ -135,7 +165,7 @@ def response_log_probs(
         if head is None:
             out = model(**inputs, logits_to_keep=keep)
             return out.logits, out.past_key_values
-        out = (head.body if body is None else body)(**inputs)
+        out = head.body(**inputs)
         return out.last_hidden_state[:, -keep:], out.past_key_values
 
     def finish(states_NTX: Tensor) -> Tensor:
@@ -164,16 +194,17 @@ def response_log_probs(
             extra["position_ids"] = seen_N1 + torch.arange(T - 1, device=response_NT.device)
         rest, _ = run(0, input_ids=response_NT[:, :-1], past_key_values=cache, use_cache=True, **extra)
         return finish(torch.cat([states_N1X, rest], dim=1))
-    prompt_NL, prompt_mask_NL = prompt_PL[prompt_index_N], prompt_mask_PL[prompt_index_N]
-    mask_NS = torch.cat([prompt_mask_NL, torch.ones_like(response_NT, dtype=torch.bool)], dim=-1)
-    states, _ = run(
-        T + 1,
-        input_ids=torch.cat([prompt_NL, response_NT], dim=-1),
-        attention_mask=mask_NS.long() if padded else None,
-        position_ids=_positions(mask_NS) if padded else None,
-        use_cache=False,
-    )
-    return finish(states[:, :-1])
+    tokens_NS = torch.cat([prompt_PL[prompt_index_N], response_NT], dim=-1)
+    if not padded:
+        states, _ = run(T + 1, input_ids=tokens_NS, use_cache=False)
+        return finish(states[:, :-1])
+    padding_N1 = (~prompt_mask_PL).sum(-1)[prompt_index_N].unsqueeze(-1)
+    columns_S = torch.arange(tokens_NS.shape[1], device=tokens_NS.device)
+    tokens_NS = tokens_NS.gather(1, (columns_S + padding_N1) % len(columns_S))  # the padding wraps around to the end
+    most = int(padding_N1.max())
+    states, _ = run(T + 1 + most, input_ids=tokens_NS, use_cache=False)
+    place_NT1 = (most - padding_N1 + columns_S[:T]).unsqueeze(-1)  # of the token before each response token
+    return finish(states.gather(1, place_NT1.expand(-1, -1, states.shape[-1])))
 
 
 def _positions(mask: Tensor) -> Tensor:

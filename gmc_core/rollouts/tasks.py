@@ -18,10 +18,15 @@ from gmc_core.rollouts.datasets.registry import DATASETS
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question: its text as the model sees it, and the reference answer that the verifier compares with."""
+    """One question: its text as the model sees it, and the reference answer that the verifier compares with.
+
+    `prefill` is the beginning of the response, given to the model: it is part of the prompt's tokens, not of what is
+    sampled and trained on. Behind a chat template it is what the assistant has already said.
+    """
 
     text: str
     answer: str
+    prefill: str = ""
 
 
 @runtime_checkable
@@ -81,6 +86,57 @@ class RunningSums:
         return float(finished and well_formed and response[-1] == prompt.answer)
 
 
+@dataclass(frozen=True)
+class Addition:
+    """Add two numbers of `digits` digits, for models that were pretrained on text.
+
+    Prompt `What is 3 + 8?` with the prefill `3 + 8 =`: a chat model answers behind its own beginning, a base model
+    continues a text. With `require_finished` a response is right if it is the number and nothing else but space and a
+    full stop, and was ended by the model; without it, if the number that it begins with is the answer, whatever
+    follows.
+    """
+
+    digits: int = 1
+    require_finished: bool = True
+    name: str = "addition"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.digits, int) or isinstance(self.digits, bool) or not 1 <= self.digits <= 3:
+            raise ValueError(f"Addition.digits is {self.digits!r}; expected 1, 2 or 3")
+
+    @property
+    def max_response_tokens(self) -> int:
+        """A space, every digit of the answer as a token of its own, a full stop and the end of sequence."""
+        return 1 + (self.digits + 1) + 2
+
+    def prompt(self, first: int, second: int) -> Prompt:
+        return Prompt(text=f"What is {first} + {second}?", answer=str(first + second), prefill=f"{first} + {second} =")
+
+    def prompts(self) -> list[Prompt]:
+        """Every question, in order: 100 of one digit, 10,000 of two."""
+        numbers = range(10**self.digits)
+        return [self.prompt(first, second) for first in numbers for second in numbers]
+
+    def sample_prompts(self, count: int, generator: torch.Generator) -> list[Prompt]:
+        rows = torch.randint(0, 10**self.digits, (count, 2), generator=generator).tolist()
+        return [self.prompt(*row) for row in rows]
+
+    def sample_evaluation_prompts(self, count: int, generator: torch.Generator) -> list[Prompt]:
+        """`count` questions, all of them equally often as far as `count` allows; the same ones as in training."""
+        total = 10**self.digits
+        places: list[int] = []
+        while len(places) < count:
+            places += torch.randperm(total * total, generator=generator)[: count - len(places)].tolist()
+        return [self.prompt(*divmod(place, total)) for place in places]
+
+    def reward(self, prompt: Prompt, response: str, finished: bool) -> float:
+        if self.require_finished and not finished:
+            return 0.0
+        form = r"\s*([0-9]+)\.?\s*$" if self.require_finished else r"\s*([0-9]+)(?![0-9.,]*[0-9])"
+        number = re.match(form, response)
+        return float(number is not None and number[1] == prompt.answer)
+
+
 def _dataset_task(name: str) -> Callable[..., Task]:
     def make(**options) -> Task:
         from gmc_core.rollouts.datasets.task import DatasetTask
@@ -99,6 +155,7 @@ def _procedural_task(**options) -> Task:
 # What makes a task from its options; data sets come from their registry and are read when the first prompt is drawn.
 TASKS: dict[str, Callable[..., Task]] = {
     "running_sums": RunningSums,
+    "addition": Addition,
     "reasoning_gym": _procedural_task,
     **{name: _dataset_task(name) for name in DATASETS},
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gmc_core.rollouts.engine_spec import EngineSpec
+from gmc_core.rollouts.models import end_of_sequence_ids
 from gmc_core.rollouts.vllm_environment import building, stepping
 from gmc_core.rollouts.vllm_weights import EXTENSION
 
@@ -17,6 +18,8 @@ SPARE = 1  # of vLLM's `max_num_seqs`, beyond what is asked for: what is scored 
 CPU_BATCHED_TOKENS = 4096  # tokens of one step, prefills included
 FIXED = {  # what this class relies on, and what EngineSpec has a field for
     "model": "EngineSpec.model",
+    "revision": "EngineSpec.revision",
+    "tokenizer_revision": "EngineSpec.revision",
     "dtype": "EngineSpec.dtype",
     "max_model_len": "EngineSpec.max_model_len",
     "logprobs_mode": "the log-probs of the sampling distribution",
@@ -48,6 +51,8 @@ def engine_arguments(spec: EngineSpec, max_model_len: int | None) -> dict[str, A
         raise ValueError(f"engine option {sorted(unknown)[0]!r} is none of vLLM's EngineArgs")
     ours = {
         "model": spec.model,
+        "revision": spec.revision,
+        "tokenizer_revision": spec.revision,
         "dtype": spec.dtype,
         # One more than will be used: to score a response of full length vLLM asks for room for a token after it
         # (which is sampled and thrown away, its position never computed).
@@ -121,15 +126,12 @@ def check_folder(model: str) -> None:
         )
 
 
-def eos_ids(model: str, tokenizer: Any) -> tuple[int, ...]:
+def eos_ids(model: str, tokenizer: Any, revision: str | None = None) -> tuple[int, ...]:
     """Every id that ends a response, as `policy.load_policy` finds them."""
     from transformers import AutoConfig, GenerationConfig
 
     try:
-        eos = GenerationConfig.from_pretrained(model).eos_token_id
+        generation = GenerationConfig.from_pretrained(model, revision=revision)
     except OSError:  # no generation_config.json
-        eos = GenerationConfig.from_model_config(AutoConfig.from_pretrained(model)).eos_token_id
-    eos = tokenizer.eos_token_id if eos is None else eos
-    if eos is None:
-        raise ValueError(f"model {model} names no end-of-sequence id in its generation config or tokenizer; set one")
-    return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
+        generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(model, revision=revision))
+    return end_of_sequence_ids(model, generation.eos_token_id, tokenizer)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -23,6 +23,8 @@ from torch import Tensor
 
 from gmc_core.rollouts.continuous import EngineLost, GroupRequest, generate_groups
 from gmc_core.rollouts.engine_spec import EngineSpec
+from gmc_core.rollouts.models import pinned_revision
+from gmc_core.rollouts.packaged_models import locate
 from gmc_core.rollouts.prompt_encoding import PromptEncoder
 from gmc_core.rollouts.random_streams import stream_generator
 from gmc_core.rollouts.tasks import Prompt
@@ -51,27 +53,29 @@ class VllmEngine:
     here, in order, since what is to be scored after a weight update would wait behind them in vLLM's queue; and
     `weight_transfer`, the backend of vllm_transfer.py. Groups have their tensors on the CPU.
 
-    Raises ImportError without vLLM, FileNotFoundError for a local folder without a model, ValueError for options that
-    vLLM does not know or that are fixed here, RuntimeError for a build of vLLM for another device and for what vLLM
-    itself refuses.
+    Raises ImportError without vLLM or a packaged model's package, FileNotFoundError for a local folder without a model,
+    ValueError for options that vLLM does not know or that are fixed here, RuntimeError for a build of vLLM for another
+    device and for what vLLM itself refuses.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
         if spec.device not in ("cpu", "cuda"):
             raise ValueError(f"EngineSpec.device is {spec.device!r}; expected 'cpu' or 'cuda' (CUDA_VISIBLE_DEVICES)")
         check_options(spec.options)
+        revision = pinned_revision(spec.model, spec.revision)
+        spec = replace(spec, model=str(locate(spec.model)), revision=revision)
         check_folder(spec.model)
         import_vllm()
         check_device(spec.device)
         from transformers import AutoConfig, AutoTokenizer
 
         self.spec, self.policy_version = spec, 0
-        self.tokenizer = AutoTokenizer.from_pretrained(spec.model, padding_side="left")
-        self.eos_ids = eos_ids(spec.model, self.tokenizer)
-        config = AutoConfig.from_pretrained(spec.model).get_text_config()
+        self.tokenizer = AutoTokenizer.from_pretrained(spec.model, revision=revision, padding_side="left")
+        self.eos_ids = eos_ids(spec.model, self.tokenizer, revision)
+        config = AutoConfig.from_pretrained(spec.model, revision=revision).get_text_config()
         self.max_model_len = spec.max_model_len or getattr(config, "max_position_embeddings", None)
         self.encode = PromptEncoder(self.tokenizer, spec.chat, spec.enable_thinking)
-        self._shapes = parameter_shapes(spec.model)
+        self._shapes = parameter_shapes(spec.model, revision)
         self._waiting: dict[int, tuple[GroupRequest, list[int]]] = {}  # by ticket, oldest first: with its prompt
         self._flying: dict[int, _Flight] = {}  # likewise: what vLLM has
         self._landed: dict[int, Group] = {}  # complete, not yet returned by `step`

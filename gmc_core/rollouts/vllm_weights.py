@@ -70,12 +70,12 @@ class WeightExtension:
         head.quant_method.process_weights_after_loading(head)
 
 
-def parameter_shapes(model: str) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(model: str, revision: str | None = None) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the parameters of the transformers model (tied ones once), without loading its weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
-        meta = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+        meta = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, revision=revision))
     return {name: tuple(parameter.shape) for name, parameter in meta.named_parameters()}
 
 

@@ -20,6 +20,7 @@ import torch
 
 from gmc_core.files import DiskFullError
 from gmc_core.rollouts.engine_spec import EngineSpec
+from gmc_core.rollouts.packaged_models import PACKAGED
 from gmc_core.rollouts.trajectories import Batch
 from gmc_core.rollouts.verification import Verified, VerifierFault
 from gmc_core.rollouts.workers.messages import Busy, Failed, GroupDone, Ready, WeightsLoaded
@@ -305,6 +306,7 @@ class LiveRun:
         return EngineSpec(
             kind=config.engine,
             model=str(self.session.model),
+            revision=None if config.model in PACKAGED else self.policy.revision,  # the commit that the learner read
             dtype=config.dtype,
             device=config.device,
             threads=torch.get_num_threads() if config.workers == "inline" else config.engine_threads,

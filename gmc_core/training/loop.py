@@ -50,7 +50,8 @@ def train(
         Run = FixedDelayRun
 
     def load() -> Policy:
-        return load_policy(model_path(config.model), dtype=getattr(torch, config.dtype), device=config.device)
+        dtype = getattr(torch, config.dtype)
+        return load_policy(model_path(config.model), revision=config.revision, dtype=dtype, device=config.device)
 
     policy = load()
     directory = RunDirectory(root or paths.BUILD_RUNS / "adhoc", config, policy.fingerprint)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from gmc_core.estimators import ESTIMATORS, make_estimator
+from gmc_core.rollouts.models import pinned_revision
 from gmc_core.rollouts.tasks import make_task
 from gmc_core.training.live_config import LIVE_FIELDS, PROBE_TOLERANCE, check_live_fields
 
@@ -43,6 +44,7 @@ LATER_FIELDS = (
     *LIVE_FIELDS,
     "chat",
     "enable_thinking",
+    "revision",
 )
 
 
@@ -66,8 +68,8 @@ class RunConfig:
     the steps of bf16 weights on an fp32 copy, so that no small step is lost; an fp32 model needs none.
     `fused_optimizer`: torch's fused kernel of the optimiser; None takes it on CUDA. `gradient_checkpointing` computes
     the layers a second time in the backward pass instead of keeping their activations. Logits of more than `logits_mib`
-    MiB are never held: log-probs come from blocks of the vocabulary of that size. `compile` runs the learner's passes
-    through torch.compile.
+    MiB are never held: log-probs come from blocks of the vocabulary of that size. `compile` runs the layers
+    in the learner's passes through torch.compile.
 
     The live loop: rollout workers run ahead and the learner takes whole groups, none older than `max_staleness` updates
     (training/bounded_staleness.py). `when_exceeded`: "wait" for a group that would become too old, or "drop" it.
@@ -82,7 +84,9 @@ class RunConfig:
     to `probe_tolerance` nats (None: 0.01 in float32, 0.3 in bfloat16). Rewards come from `verifier_processes`
     processes, those of a group within `verifier_limit` seconds; with 0 of them from this one, without a limit.
 
-    `chat` puts prompts into the model's chat template, `enable_thinking` is passed on to it.
+    `model`: a folder (of this checkout, or an absolute path), a hub name, or a packaged model (rollouts/models.py).
+    `revision`: commit, tag or branch of a hub model; None takes the one pinned there. `chat` puts prompts into the
+    model's chat template, `enable_thinking` is passed on to it and must be said where the template has that switch.
 
     The defaults are the reference setting of the staleness runs; it was found by search (see the run's protocol).
     """
@@ -139,6 +143,7 @@ class RunConfig:
     ray_address: str | None = None
     chat: bool = False
     enable_thinking: bool | None = None
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -162,6 +167,9 @@ class RunConfig:
                 raise ValueError(f"RunConfig.{name} is {getattr(self, name)!r}; choose one of {', '.join(known)}")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"RunConfig.dtype is {self.dtype!r}; choose float32 or bfloat16")
+        if self.revision is not None and not isinstance(self.revision, str):
+            raise TypeError(f"RunConfig.revision is {self.revision!r}; expected a commit, tag or branch, or None")
+        pinned_revision(self.model, self.revision)  # raises for a revision of what has none
         object.__setattr__(self, "estimator_options", dict(self.estimator_options))
         object.__setattr__(self, "task_options", dict(self.task_options))
         check_live_fields(self)

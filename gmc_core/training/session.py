@@ -15,6 +15,7 @@ from gmc_core import paths
 from gmc_core.files import write_atomically
 from gmc_core.provenance import git_state, lock_hash, machine, package_versions
 from gmc_core.rollouts.engine import TransformersEngine
+from gmc_core.rollouts.models import check_prompting
 from gmc_core.rollouts.policy import Policy, snapshot
 from gmc_core.rollouts.prompt_encoding import PromptEncoder
 from gmc_core.rollouts.random_streams import stream_generator
@@ -56,6 +57,7 @@ class Session:
         self.config, self.policy, self.directory = config, policy, directory
         self.checkpoint_seconds = checkpoint_seconds
         self._on_update, self._observe = on_update, observe
+        check_prompting(config.model, chat=config.chat)
         self.task = make_task(config.task, **config.task_options)
         self.engine = TransformersEngine(policy, encode=self.encoder())
         self.evaluation_prompts = evaluation_prompts(
@@ -150,6 +152,7 @@ class Session:
             "threads": torch.get_num_threads(),
             "seed": self.config.seed,
             "model_fingerprint": self.policy.fingerprint,
+            **({} if self.policy.revision is None else {"model_revision": self.policy.revision}),
             "seconds": self.elapsed(),
             **({} if (data := data_provenance(self.task)) is None else {"data": data}),
             **more,

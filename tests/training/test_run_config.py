@@ -64,6 +64,9 @@ LIVE = {"schedule": "bounded_staleness"}
         (LIVE | {"ray_address": "auto"}, ValueError, "set workers='ray'"),
         ({"enable_thinking": False}, ValueError, "set chat=True"),
         ({"chat": 1}, TypeError, "True or False"),
+        ({"revision": 3}, TypeError, "commit, tag or branch"),
+        ({"model": "./here", "revision": "main"}, ValueError, "no hub repository"),
+        ({"model": "smollm2-135m", "revision": "main"}, ValueError, "no hub repository"),
         ({"estimator": "snis", "detached": False}, ValueError, "not for 'snis'"),
         ({"rescale_to": "gmc", "detached": False}, ValueError, "without rescale_to"),
     ],
@@ -91,6 +94,7 @@ def test_every_field_enters_the_run_id():
         "max_update_length": 0.1, "rescale_to": "gmc", "detached": False,
         "warmup_updates": 10, "master_weights": False, "fused_optimizer": True, "gradient_checkpointing": True,
         "logits_mib": 512, "compile": True, "chat": True,
+        "revision": "0123abc",
     }  # fmt: skip
     live = {
         "max_staleness": 4, "when_exceeded": "drop", "in_flight_updates": True, "group_timeout": 60.0,
