@@ -115,7 +115,8 @@ class _VocabularyLogProbs(torch.autograd.Function):
             grad_NB = prob_NB.mul_(-grad_N1)
             inside_N, place_N1 = _place(tokens_N, words)
             grad_NB.scatter_add_(1, place_N1, torch.where(inside_N.unsqueeze(1), grad_N1, 0.0))
-            grad_NB.mul_(rule.scale / rule.temperature)
+            if (slope := rule.scale / rule.temperature) != 1.0:
+                grad_NB.mul_(slope)
             if slope_NB is not None:
                 grad_NB.mul_(slope_NB)
             if to_bias:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from gmc_core.estimators import group_diagnostics, policy_gradient_loss, trajectory_log_ratio
 from gmc_core.estimators.checks import computing_dtype
-from gmc_core.rollouts.output_head import output_head
 from gmc_core.rollouts.policy import Policy, load_snapshot
 from gmc_core.rollouts.trajectories import Batch
+from gmc_core.training.compiled_layers import CompiledLayers
 from gmc_core.training.micro_batches import MicroBatch, plan_micro_batches
 from gmc_core.training.recomputed_layers import recomputed_layers
 from gmc_core.training.rollout_log_probs import rollout_log_probs
@@ -41,8 +41,7 @@ class Learner:
         self.weighting = Weighting(config)
         parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
         self.step = OptimizerStep(parameters, config)
-        # the model's own body where None; widths change from step to step, so one graph for all of them
-        self.body = torch.compile(output_head(policy.model).body, dynamic=True) if config.compile else None
+        self._compiled = CompiledLayers(policy.model) if config.compile else nullcontext
 
     def state_dict(self) -> dict[str, Any]:
         """Weights and everything of the optimiser, for a checkpoint; not copied."""
@@ -84,7 +83,7 @@ class Learner:
         weight_PGT, credit_PG = self.weighting.weights(batch, logp_PGT, advantage_PG, scale_PG, valid_PG)
         weight_NT, mask_NT = weight_PGT.flatten(0, 1), batch.mask_PGT.flatten(0, 1)
         self.step.clear()
-        loss = 0.0
+        losses = []
         for part in passes:
             rows_M, width = part.rows_M, part.response_width
             part_loss, _ = policy_gradient_loss(
@@ -96,7 +95,7 @@ class Learner:
             )
             part_loss.backward()
             self.step.collect()
-            loss += part_loss.item()
+            losses.append(part_loss.detach())  # read at the end: to wait for it here would idle a GPU
         metrics = self.step.take()
         log_ratio_PG = trajectory_log_ratio(logp_PGT, batch.behavior_logp_PGT, batch.mask_PGT)
         diagnostics = group_diagnostics(
@@ -107,13 +106,14 @@ class Learner:
             mask=batch.mask_PGT,
             advantage=advantage_PG,
         )
-        return {"loss": loss} | metrics | {name: value.item() for name, value in diagnostics.items()}
+        loss = {"loss": sum((part.item() for part in losses), 0.0)}
+        return loss | metrics | {name: value.item() for name, value in diagnostics.items()}
 
     def _log_probs(self, batch: Batch, part: MicroBatch) -> Tensor:
         """(M, T) log-probs of a micro-batch, T its response width; with a graph unless under no_grad."""
         model, config = self.policy.model, self.config
         recompute = config.gradient_checkpointing and torch.is_grad_enabled()
-        with recomputed_layers(model) if recompute else nullcontext():
+        with self._compiled(), recomputed_layers(model) if recompute else nullcontext():
             return rollout_log_probs(
                 model,
                 batch,
@@ -121,10 +121,20 @@ class Learner:
                 config.temperature,
                 prompt_width=part.prompt_width,
                 response_width=part.response_width,
-                share_prefix=not (recompute or config.compile),  # neither bears a cache that grows
+                share_prefix=not recompute and self._shares_prefix(part),
                 logits_bytes=config.logits_mib * MIB,
-                body=self.body,
             )
+
+    def _shares_prefix(self, part: MicroBatch) -> bool:
+        """Whether prompts are run once for all of their rollouts, through a key/value cache.
+
+        Neither compiled nor recomputed layers bear a cache that grows. On CUDA, responses behind a cache need an
+        attention mask, and flash attention, which takes none, is so much faster that prompts have to be longer than
+        the responses before it pays to share them.
+        """
+        if self.config.compile:
+            return False
+        return self.policy.device.type != "cuda" or part.prompt_width > part.response_width
 
     def _micro_batches(self, batch: Batch, rows_N: Tensor) -> list[MicroBatch]:
         return plan_micro_batches(batch, rows_N, self.config.micro_batch_tokens)

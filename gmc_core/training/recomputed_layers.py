@@ -13,6 +13,8 @@ from typing import Any
 
 from torch.utils.checkpoint import checkpoint
 
+from gmc_core.training.layer_forwards import repeated_layers, replaced_forwards
+
 
 @contextmanager
 def recomputed_layers(model: Any) -> Iterator[None]:
@@ -21,25 +23,14 @@ def recomputed_layers(model: Any) -> Iterator[None]:
     The passes must not use a key/value cache: a layer that runs twice would write to it twice. ValueError for a model
     without layers that transformers can checkpoint.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    inner = {id(part) for layer in layers for part in layer.modules() if part is not layer}
-    layers = [layer for layer in layers if id(layer) not in inner]
+    layers = repeated_layers(model)
     if not layers:
         raise ValueError(
             f"{type(model).__name__} has no layers that can be computed again in the backward pass; "
             "set RunConfig.gradient_checkpointing to False for it"
         )
-    before = [layer.__dict__.get("forward") for layer in layers]
-    for layer in layers:
-        # no random numbers in evaluation mode, so there is no generator state to put back
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-    try:
+    # no random numbers in evaluation mode, so there is no generator state to put back
+    with replaced_forwards(
+        layers, lambda layer: partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    ):
         yield
-    finally:
-        for layer, forward in zip(layers, before, strict=True):
-            if forward is None:
-                del layer.forward
-            else:
-                layer.forward = forward

@@ -30,6 +30,18 @@ def test_sharing_the_prefix_changes_neither_log_probs_nor_gradients(padded, leng
         torch.testing.assert_close(shared, plain, atol=1e-4, rtol=1e-4)
 
 
+def test_rows_of_their_own_need_no_attention_mask(monkeypatch):
+    """Flash attention takes none; padding behind a row is nothing that a causal model sees."""
+    policy, seen = random_policy(), []
+    forward = type(policy.model.model).forward
+    monkeypatch.setattr(type(policy.model.model), "forward", lambda body, **k: seen.append(k) or forward(body, **k))
+    mask = torch.tensor([[False, True, True], [True, True, True]])
+    prompt, response, index = torch.full((2, 3), 4), torch.full((2, 5), 5), torch.tensor([0, 1])
+    response_log_probs(policy.model, prompt, mask, response, index, share_prefix=False)
+    (call,) = seen
+    assert call.get("attention_mask") is None and call.get("position_ids") is None
+
+
 def test_log_probs_are_fp32_for_a_bf16_model():
     model = random_policy().model.to(torch.bfloat16)
     logp = response_log_probs(

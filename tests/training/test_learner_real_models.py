@@ -105,7 +105,8 @@ def test_compiled_passes_take_the_same_step(stale_batch, monkeypatch, more):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=capture))
     plain, metrics = change(random_policy(), CONFIG, stale_batch)
     compiled, compiled_metrics = change(random_policy(), CONFIG.replace(compile=True, **more), stale_batch)
-    assert used and metrics["grad_norm"] > 0
+    assert 1 <= len(used) <= 2, "all layers share one graph, and one more where no gradient is wanted"
+    assert metrics["grad_norm"] > 0
     torch.testing.assert_close(compiled, plain, atol=1e-6, rtol=1e-3)
     assert compiled_metrics["loss"] == pytest.approx(metrics["loss"], abs=1e-4)
 
