@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gmc_core.estimators.checks import computing_dtype
-from gmc_core.rollouts.models import DEFAULT_MODEL, end_of_sequence_ids, pinned_revision
+from gmc_core.rollouts.models import DEFAULT_MODEL, end_of_sequence_ids, is_folder, pinned_revision
 from gmc_core.rollouts.output_head import output_head
 from gmc_core.rollouts.packaged_models import PACKAGED, locate, version
 from gmc_core.rollouts.vocabulary_log_probs import LOGITS_BYTES
@@ -59,7 +59,7 @@ def load_policy(
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # a bar per loaded model drowns a grid's own progress
-    pin = {"revision": pinned} if (pinned := pinned_revision(str(model), revision)) is not None else {}
+    wanted = pinned_revision(str(model), revision)
     path = locate(model)
     looks_local = Path(path).is_absolute() or str(path).startswith(".")
     if looks_local and not (Path(path) / "config.json").exists():
@@ -67,8 +67,9 @@ def load_policy(
             f"no model at {path}: it has no config.json. Give a folder written by save_pretrained or a hub name; "
             "`python -m gmc_core.rollouts.warm_start` makes the tiny Qwen3"
         )
-    network = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **pin).to(device).eval()
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **pin)
+    commit = None if is_folder(str(path)) else hub_commit(str(path), wanted)
+    network = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, revision=commit).to(device).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", revision=commit)
     eos_ids = end_of_sequence_ids(str(model), network.generation_config.eos_token_id, tokenizer)
     train_padding_that_ends_responses(network, eos_ids)
     return Policy(
@@ -76,8 +77,18 @@ def load_policy(
         tokenizer=tokenizer,
         eos_ids=eos_ids,
         fingerprint=weights_fingerprint(network),
-        revision=version(str(model)) if str(model) in PACKAGED else getattr(network.config, "_commit_hash", None),
+        revision=version(str(model)) if str(model) in PACKAGED else commit,
     )
+
+
+def hub_commit(name: str, revision: str | None) -> str | None:
+    """The commit of a hub repository that `revision` (None: its head) stands for; model and tokenizer are then both
+    read from it. The revision itself where the hub's client does not say.
+    """
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    file = cached_file(name, "config.json", revision=revision)
+    return extract_commit_hash(file, None) or revision
 
 
 def train_padding_that_ends_responses(model: Any, eos_ids: tuple[int, ...]) -> None:

@@ -51,3 +51,48 @@ def test_unknown_task_and_bad_size():
         make_task("sums")
     with pytest.raises(ValueError, match="at least 2"):
         RunningSums(digits=1)
+
+
+# --- addition ---
+
+
+@pytest.mark.parametrize(
+    ("response", "finished", "strict", "lenient"),
+    [
+        (" 11", True, 1.0, 1.0),
+        ("11.", True, 1.0, 1.0),
+        (" 11\n", True, 1.0, 1.0),
+        (" 11", False, 0.0, 1.0),
+        (" 11. This is", True, 0.0, 1.0),
+        (" 11, which", False, 0.0, 1.0),
+        (" 11.5", True, 0.0, 0.0),
+        (" 11,000", True, 0.0, 0.0),
+        (" 111", True, 0.0, 0.0),
+        (" 1", True, 0.0, 0.0),
+        (" 12", True, 0.0, 0.0),
+        (" -11", True, 0.0, 0.0),
+        ("The answer is 11", True, 0.0, 0.0),
+        ("", True, 0.0, 0.0),
+    ],
+)
+def test_addition_wants_the_number_and_perhaps_the_end(response, finished, strict, lenient):
+    task = make_task("addition")
+    prompt = task.prompt(3, 8)
+    assert (prompt.text, prompt.answer, prompt.prefill) == ("What is 3 + 8?", "11", "3 + 8 =")
+    assert task.reward(prompt, response, finished) == strict
+    assert make_task("addition", require_finished=False).reward(prompt, response, finished) == lenient
+
+
+def test_addition_evaluates_every_question_equally_often():
+    task = make_task("addition")
+    assert len(task.prompts()) == len(set(task.prompts())) == 100
+    drawn = task.sample_evaluation_prompts(300, torch.Generator().manual_seed(0))
+    assert all(drawn.count(prompt) == 3 for prompt in task.prompts())
+    assert len(set(task.sample_evaluation_prompts(60, torch.Generator().manual_seed(0)))) == 60
+    assert {prompt.answer for prompt in task.sample_prompts(200, torch.Generator().manual_seed(0))} <= set(
+        map(str, range(19))
+    )
+    assert len(make_task("addition", digits=2).prompts()) == 10_000
+    for digits in (0, 4, True):
+        with pytest.raises(ValueError, match="expected 1, 2 or 3"):
+            make_task("addition", digits=digits)

@@ -94,7 +94,6 @@ def test_every_field_enters_the_run_id():
         "max_update_length": 0.1, "rescale_to": "gmc", "detached": False,
         "warmup_updates": 10, "master_weights": False, "fused_optimizer": True, "gradient_checkpointing": True,
         "logits_mib": 512, "compile": True, "chat": True,
-        "revision": "0123abc",
     }  # fmt: skip
     live = {
         "max_staleness": 4, "when_exceeded": "drop", "in_flight_updates": True, "group_timeout": 60.0,
@@ -107,6 +106,7 @@ def test_every_field_enters_the_run_id():
         "engine_threads": LIVE | {"workers": "process", "engine_threads": 2},
         "ray_address": LIVE | {"workers": "ray", "ray_address": "auto"},
         "enable_thinking": {"chat": True, "enable_thinking": False},
+        "revision": {"model": "elsewhere", "revision": "0123abc"},
     }
     assert {*other, *live, *with_other, "task", "schedule"} == set(config.to_dict())
     changes = [{name: value} for name, value in other.items()] + [LIVE | {name: value} for name, value in live.items()]
