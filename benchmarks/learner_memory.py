@@ -61,39 +61,29 @@ def resident(field: str) -> float:
     return int(line.split()[1]) / 1024
 
 
+def forget_peak() -> None:
+    """VmHWM starts anew from what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def one_update(dtype: str, logits_mib: int) -> dict[str, float]:
     """One SGD update of a random Qwen3 from random rollouts, in this process."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    from benchmarks.random_rollouts import random_batch, random_qwen3
     from gmc_core import RunConfig
-    from gmc_core.rollouts.policy import Policy
-    from gmc_core.rollouts.trajectories import Batch
     from gmc_core.training.learner import Learner
 
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, head_dim=32, tie_word_embeddings=True,
-        )
-    ).to(getattr(torch, dtype)).eval()  # fmt: skip
-    shape = (PROMPTS, GROUP, LENGTH)
-    batch = Batch(
-        prompt_PL=torch.randint(VOCABULARY, (PROMPTS, PROMPT_LENGTH)),
-        prompt_mask_PL=torch.ones(PROMPTS, PROMPT_LENGTH, dtype=torch.bool),
-        response_PGT=torch.randint(VOCABULARY, shape),
-        mask_PGT=torch.ones(shape, dtype=torch.bool),
-        behavior_logp_PGT=torch.full(shape, -11.9),
-        version_PGT=torch.zeros(shape, dtype=torch.long),
-        finished_PG=torch.ones(shape[:2], dtype=torch.bool),
-        reward_PG=(torch.arange(GROUP) % 2).float().expand(PROMPTS, GROUP),
-        valid_PG=torch.ones(shape[:2], dtype=torch.bool),
-    )
+    shape = {
+        "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True,
+    }  # fmt: skip
+    policy = random_qwen3(shape, dtype=getattr(torch, dtype))
+    batch = random_batch(VOCABULARY, PROMPTS, GROUP, PROMPT_LENGTH, LENGTH)
     config = RunConfig(dtype=dtype, logits_mib=logits_mib, prompts_per_update=PROMPTS, group_size=GROUP)
-    learner = Learner(Policy(model, None, (0,), ""), config)
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    learner = Learner(policy, config)
+    forget_peak()
     before, started = resident("VmRSS"), time.perf_counter()
     metrics = learner.update(batch)
     seconds = time.perf_counter() - started

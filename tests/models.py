@@ -8,8 +8,15 @@ from functools import cache
 import torch
 
 from gmc_core.paths import TINY_QWEN3
-from gmc_core.rollouts.policy import Policy, load_policy, weights_fingerprint
+from gmc_core.rollouts.engine import TransformersEngine
+from gmc_core.rollouts.policy import Policy, load_policy, snapshot, weights_fingerprint
+from gmc_core.rollouts.random_streams import stream_generator
+from gmc_core.rollouts.scoring import score_groups
+from gmc_core.rollouts.tasks import make_task
 from gmc_core.rollouts.tiny_qwen3 import character_tokenizer, tiny_qwen3
+from gmc_core.rollouts.trajectories import Batch
+from gmc_core.training.learner import Learner
+from gmc_core.training.run_config import RunConfig
 
 
 @cache
@@ -37,3 +44,24 @@ def random_policy(seed: int = 0) -> Policy:
 def warm_policy() -> Policy:
     """A fresh copy of the committed warm start."""
     return _copy(_warm())
+
+
+def sampled_batch(policy: Policy, seed: int = 0) -> Batch:
+    """4 x 8 scored rollouts of the running sums, on the policy's device."""
+    task = make_task("running_sums")
+    groups = TransformersEngine(policy).generate(
+        task.sample_prompts(4, stream_generator(seed, "prompts")),
+        group_size=8,
+        max_new_tokens=14,
+        temperature=1.0,
+        generator=stream_generator(seed, "rollouts", device=policy.device),
+    )
+    return Batch.from_groups(score_groups(groups, task, policy.tokenizer))
+
+
+def change(policy: Policy, config: RunConfig, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
+    """(the change of the weights as one vector, metrics) of one update."""
+    before = snapshot(policy.model)
+    metrics = Learner(policy, config).update(batch)
+    after = snapshot(policy.model)
+    return torch.cat([(after[name].float() - before[name].float()).flatten() for name in before]), metrics

@@ -59,9 +59,12 @@ def teacher_batch(
     return torch.tensor(tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
-def train_warm_start(recipe: WarmStart, *, progress=print) -> tuple[Policy, dict[str, float | int]]:
-    """Train from scratch; returns the policy and what was measured: sampled accuracy after each phase, with its n."""
-    tokenizer, model = character_tokenizer(), tiny_qwen3(recipe.seed)
+def train_warm_start(recipe: WarmStart, *, model=None, progress=print) -> tuple[Policy, dict[str, float | int]]:
+    """Train from scratch; returns the policy and what was measured: sampled accuracy after each phase, with its n.
+
+    `model`: a fresh one, of another size than `tiny_qwen3(recipe.seed)` or on another device; it is trained in place.
+    """
+    tokenizer, model = character_tokenizer(), tiny_qwen3(recipe.seed) if model is None else model
     generator = stream_generator(recipe.seed, "warm start")
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.clean_learning_rate)
     measured: dict[str, float | int] = {"evaluation_prompts": recipe.evaluation_prompts}
@@ -79,7 +82,7 @@ def train_warm_start(recipe: WarmStart, *, progress=print) -> tuple[Policy, dict
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         for step in range(steps):
-            ids = teacher_batch(task, tokenizer, recipe.batch_size, corruption, generator)
+            ids = teacher_batch(task, tokenizer, recipe.batch_size, corruption, generator).to(model.device)
             logits = model(input_ids=ids, use_cache=False).logits[:, prompt_length - 1 : -1]
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, prompt_length:].flatten())
             optimizer.zero_grad(set_to_none=True)
@@ -101,7 +104,7 @@ def warm_start_accuracy(policy: Policy, recipe: WarmStart) -> float:
     """Sampled accuracy (temperature 1) on the recipe's evaluation prompts."""
     task = RunningSums(recipe.digits)
     prompts = task.sample_prompts(recipe.evaluation_prompts, stream_generator(recipe.seed, "warm start evaluation"))
-    sampler = stream_generator(recipe.seed, "warm start evaluation samples")
+    sampler = stream_generator(recipe.seed, "warm start evaluation samples", device=policy.device)
     return evaluate(TransformersEngine(policy), policy.tokenizer, task, prompts, generator=sampler).accuracy
 
 

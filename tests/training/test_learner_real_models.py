@@ -6,44 +6,21 @@ import functools
 import pytest
 import torch
 
-from gmc_core.rollouts.engine import TransformersEngine
-from gmc_core.rollouts.policy import snapshot
-from gmc_core.rollouts.random_streams import stream_generator
-from gmc_core.rollouts.scoring import score_groups
-from gmc_core.rollouts.tasks import make_task
-from gmc_core.rollouts.trajectories import Batch
 from gmc_core.training.learner import Learner
 from gmc_core.training.loop import train
 from gmc_core.training.micro_batches import plan_micro_batches
 from gmc_core.training.recomputed_layers import recomputed_layers
 from gmc_core.training.run_config import RunConfig
-from tests.models import random_policy, warm_policy
+from tests.models import change, random_policy, sampled_batch, warm_policy
 
 CONFIG = RunConfig(prompts_per_update=4, group_size=8, gradient_clip=None, learning_rate=0.5)
 VOCABULARY = 151_936
 
 
-def batch_from(policy, seed=0) -> Batch:
-    task = make_task("running_sums")
-    groups = TransformersEngine(policy).generate(
-        task.sample_prompts(4, stream_generator(seed, "prompts")),
-        group_size=8, max_new_tokens=14, temperature=1.0, generator=stream_generator(seed, "rollouts"),
-    )  # fmt: skip
-    return Batch.from_groups(score_groups(groups, task, policy.tokenizer))
-
-
-def change(policy, config, batch):
-    """(the change of the weights as one vector, metrics) of one update."""
-    before = snapshot(policy.model)
-    metrics = Learner(policy, config).update(batch)
-    after = snapshot(policy.model)
-    return torch.cat([(after[name].float() - before[name].float()).flatten() for name in before]), metrics
-
-
 @pytest.fixture(scope="module")
 def stale_batch():
     """Rollouts of the warm start, for a learner that has moved on."""
-    return batch_from(warm_policy())
+    return sampled_batch(warm_policy())
 
 
 def test_a_bf16_model_takes_the_step_of_the_fp32_model(stale_batch):
@@ -151,7 +128,7 @@ def with_vocabulary(policy, words):
     """The same policy in a vocabulary of `words`: the new words have logits of about -25 wherever it goes."""
     from transformers import GenerationConfig, Qwen3ForCausalLM
 
-    batch = batch_from(policy, seed=1)
+    batch = sampled_batch(policy, seed=1)
     prompt = batch.prompt_PL.repeat_interleave(8, 0)
     with torch.no_grad():
         ids = torch.cat([prompt, batch.response_PGT.flatten(0, 1)], dim=1)
