@@ -10,7 +10,7 @@ import json
 
 import torch
 
-from benchmarks import against_trl, learner_memory, overlap, updates, vllm_throughput, weights
+from benchmarks import against_trl, learner_memory, overlap, trl_overhead, updates, vllm_throughput, weights
 from benchmarks.skipped import BenchmarkSkipped
 from gmc_core import paths
 from gmc_core.files import write_atomically
@@ -22,6 +22,7 @@ BENCHMARKS = {
     "learner_memory": learner_memory.measure,
     "overlap": overlap.measure,
     "against_trl": against_trl.measure,
+    "trl_overhead": trl_overhead.measure,
     "vllm_throughput": vllm_throughput.measure,  # last: vLLM stays in the process
 }
 

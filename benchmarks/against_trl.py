@@ -1,45 +1,30 @@
 """Updates per second of our loop beside TRL's GRPOTrainer: same model, task, groups, batch, loss, step and threads.
 
-Both start from the warm start on the same prompts. Each runs in a child process of its own with one thread; the two
-take turns, a block of updates each, so that whatever else the machine does falls on both alike. While one runs, the
-other waits. Start-up and two warm-up updates are not timed, and neither side evaluates. The updates that follow the
-warm start are our dearest: responses differ most there, so they share the least work. On a busy machine the ratio in
-CPU time says more than the one on the clock.
+Both start from the warm start on the same prompts and take turns (turns.py); neither side evaluates. The updates that
+follow the warm start are our dearest: responses differ most there, so they share the least work.
+
+TRL runs in the fastest way it documents for a CPU: fp32, the whole batch in one pass and one call of `generate` with
+its key/value cache, no gradient checkpointing, no reference model, no logging, saving or evaluation, no loader
+processes. TRL takes the samples as on-policy and scores them only once. Tried on two CPU cores and left out, with CPU
+time per update relative to that: a static cache (1.00 to 1.09), torch.compile of the training pass (1.05, after minutes
+of compilation), eager attention (1.0), continuous batching (more than 4 with its cache sized by hand; at its defaults
+it did not start within 75 s). vLLM, TRL's other sampler, is left out: TRL 1.16 supports it up to 0.31, this project
+pins 0.32.
 """
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 import statistics
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from benchmarks.skipped import BenchmarkSkipped
-from benchmarks.trl_trainer import INSTALL, grpo_trainer, trl_version
+from benchmarks.turns import BLOCK, UPDATES, Block, Pace, paired_blocks
 from gmc_core import RunConfig, train
+from gmc_core.integrations.trl_runs import INSTALL, trl_trainer, trl_version
 from gmc_core.rollouts.engine import TransformersEngine
 
-WARM_UP, BLOCK, BLOCKS = 2, 5, 5  # updates before the first block, updates of a block, blocks of each side
 SEEDS = (0, 1)  # a fresh pair of processes for each
-
-
-@dataclass(frozen=True)
-class Block:
-    """Seconds of one update, on average over a block: on the clock, those of them spent sampling, and of CPU time."""
-
-    wall: float
-    sampling: float
-    cpu: float
 
 
 def measure() -> list[dict]:
@@ -47,64 +32,27 @@ def measure() -> list[dict]:
     version = trl_version()
     if version is None:
         raise BenchmarkSkipped(f"TRL is not installed; to run it: {INSTALL}")
-    pairs = [pair for seed in SEEDS for pair in paired_blocks(reference_config(seed))]
-    ours, theirs = zip(*pairs, strict=True)
+    sides = {"ours": run_ours, "trl": run_trl}
+    rounds = [blocks for seed in SEEDS for blocks in paired_blocks(sides, reference_config(seed))]
+    ours, theirs = ([blocks[side] for blocks in rounds] for side in sides)
     return [
-        _rate("gmc_core.train, delay 0", ours),
-        _rate(f"GRPOTrainer of TRL {version}", theirs),
-        _ratio("times TRL's updates per second, from the warm start", [trl.wall / own.wall for own, trl in pairs]),
-        _ratio("the same in CPU time", [trl.cpu / own.cpu for own, trl in pairs]),
+        rate("gmc_core.train, delay 0", ours),
+        rate(f"GRPOTrainer of TRL {version}", theirs),
+        _ratio("times TRL's updates per second, from the warm start", ours, theirs, "wall"),
+        _ratio("the same in CPU time", ours, theirs, "cpu"),
     ]
 
 
 def reference_config(seed: int) -> RunConfig:
     """The reference setting at delay 0, from the warm start; the evaluations that `train` insists on are not timed."""
-    updates = WARM_UP + BLOCK * BLOCKS
-    return RunConfig(seed=seed, updates=updates, evaluation_every=updates, evaluation_prompts=1)
+    return RunConfig(seed=seed, updates=UPDATES, evaluation_every=UPDATES, evaluation_prompts=1)
 
 
-def paired_blocks(config: RunConfig) -> list[tuple[Block, Block]]:
-    """Blocks of ours and of TRL's, in turn: (ours, TRL's) of each round. RuntimeError if a side ends early."""
-    with _child("ours", config) as ours, _child("trl", config) as theirs:
-        _receive("ours", ours)
-        _receive("trl", theirs)
-        return [(_block("ours", ours), _block("trl", theirs)) for _ in range(BLOCKS)]
-
-
-# --- in the parent ----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _child(side: str, config: RunConfig) -> Iterator[Connection]:
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_run_side, args=(side, config, there), daemon=True)
-    process.start()
-    there.close()  # so that a child's end is the end of the pipe
-    try:
-        yield here
-        process.join(timeout=60)
-    finally:
-        process.kill()
-        process.join()
-
-
-def _block(side: str, connection: Connection) -> Block:
-    connection.send("go")
-    return _receive(side, connection)
-
-
-def _receive(side: str, connection: Connection) -> Any:
-    try:
-        return connection.recv()
-    except EOFError:
-        raise RuntimeError(f"the process of side {side!r} ended too early; its own error stands above") from None
-
-
-def _rate(what: str, blocks: tuple[Block, ...]) -> dict:
+def rate(what: str, blocks: list[Block]) -> dict:
+    """The row of one side."""
     rates = [1 / block.wall for block in blocks]
     cpu = statistics.median(block.cpu for block in blocks)
-    share = statistics.median(block.sampling / block.wall for block in blocks)
+    share = statistics.median(block.part / block.wall for block in blocks)
     return {
         "what": f"{what}, 8 prompts x 16 rollouts",
         "value": statistics.median(rates),
@@ -115,7 +63,8 @@ def _rate(what: str, blocks: tuple[Block, ...]) -> dict:
     }
 
 
-def _ratio(what: str, ratios: list[float]) -> dict:
+def _ratio(what: str, ours: list[Block], theirs: list[Block], clock: str) -> dict:
+    ratios = [getattr(trl, clock) / getattr(own, clock) for own, trl in zip(ours, theirs, strict=True)]
     return {
         "what": what,
         "value": statistics.median(ratios),
@@ -127,57 +76,12 @@ def _ratio(what: str, ratios: list[float]) -> dict:
 # --- in the child -----------------------------------------------------------------------------------------------------
 
 
-class Pace:
-    """Counts a side's updates, waits for its turn before each block and reports the block after it."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.updates = 0
-        self.sampling = 0.0  # seconds so far
-
-    def after_update(self) -> None:
-        self.updates += 1
-        timed = self.updates - WARM_UP
-        if timed < 0 or timed % BLOCK:
-            return
-        if timed == 0:
-            self.connection.send("ready")
-        else:
-            wall, cpu, sampling = (now - then for now, then in zip(self._clocks(), self.start, strict=True))
-            self.connection.send(Block(wall=wall / BLOCK, sampling=sampling / BLOCK, cpu=cpu / BLOCK))
-        if timed < BLOCK * BLOCKS:
-            self.connection.recv()
-            self.start = self._clocks()
-
-    def sampler(self, function: Callable) -> Callable:
-        """`function`, its seconds counted as sampling."""
-
-        def timed(*arguments, **options):
-            start = time.perf_counter()
-            result = function(*arguments, **options)
-            self.sampling += time.perf_counter() - start
-            return result
-
-        return timed
-
-    def _clocks(self) -> tuple[float, float, float]:
-        return time.perf_counter(), time.process_time(), self.sampling
-
-
-def _run_side(side: str, config: RunConfig, connection: Connection) -> None:
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    torch.set_num_threads(1)
-    pace = Pace(connection)
-    with tempfile.TemporaryDirectory() as scratch:
-        (run_ours if side == "ours" else run_trl)(config, Path(scratch), pace)
-
-
 def run_ours(config: RunConfig, folder: Path, pace: Pace) -> None:
-    TransformersEngine.generate = pace.sampler(TransformersEngine.generate)
+    TransformersEngine.generate = pace.watch(TransformersEngine.generate)
     train(config, root=folder, checkpoint_seconds=math.inf, on_update=lambda _: pace.after_update())
 
 
 def run_trl(config: RunConfig, folder: Path, pace: Pace) -> None:
-    trainer = grpo_trainer(config, folder, pace.after_update)
-    trainer._generate_single_turn = pace.sampler(trainer._generate_single_turn)
+    trainer = trl_trainer(config, folder, after_update=pace.after_update)
+    trainer._generate_single_turn = pace.watch(trainer._generate_single_turn)
     trainer.train()

@@ -1,42 +1,31 @@
-"""The comparison with TRL is one of like with like: both are asked for the same samples, score and learn alike."""
+"""The benchmarks beside TRL: sides that take turns, and what each of them runs."""
 
 import multiprocessing
-import tomllib
 
 import pytest
-import torch
 
-from benchmarks import against_trl, trl_trainer
+from benchmarks import against_trl, trl_overhead, turns
 from benchmarks.__main__ import main
-from benchmarks.against_trl import BLOCK, BLOCKS, WARM_UP, Block, Pace, _receive, run_ours
-from gmc_core import RunConfig, paths
+from benchmarks.turns import BLOCK, BLOCKS, WARM_UP, Block, Pace, _receive
+from gmc_core import RunConfig
+from gmc_core.integrations.trl_runs import prompts_of_update
 from gmc_core.rollouts.engine import TransformersEngine
-from gmc_core.rollouts.policy import load_policy, response_log_probs, snapshot
-from gmc_core.rollouts.tasks import make_task
-from gmc_core.rollouts.trajectories import Batch, Group
 from gmc_core.training.learner import Learner
+from tests.spies import spy
 
 UPDATES = 2
 CONFIG = RunConfig(updates=UPDATES, evaluation_every=UPDATES, evaluation_prompts=1)
 P, G, T = CONFIG.prompts_per_update, CONFIG.group_size, CONFIG.response_limit
 
 
-def test_without_trl_it_is_skipped_by_name_and_says_how_to_install_it(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(against_trl, "trl_version", lambda: None)
+@pytest.mark.parametrize("module", [against_trl, trl_overhead], ids=lambda module: module.__name__)
+def test_without_trl_it_is_skipped_by_name_and_says_how_to_install_it(monkeypatch, capsys, tmp_path, module):
+    monkeypatch.setattr(module, "trl_version", lambda: None)
     monkeypatch.setattr("gmc_core.paths.BUILD", tmp_path / "build")
-    assert main(["against_trl"]) == 0
+    name = module.__name__.removeprefix("benchmarks.")
+    assert main([name]) == 0
     printed = capsys.readouterr().out
-    assert "against_trl skipped" in printed and "pip install trl==1.16.0" in printed
-
-
-def test_the_install_command_names_the_version_of_the_extra():
-    extras = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert extras["optional-dependencies"]["trl"] == [trl_trainer.INSTALL.removeprefix("pip install ")]
-
-
-def test_a_setting_that_trl_cannot_share_is_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"RunConfig\.delay is 8"):
-        trl_trainer.grpo_trainer(CONFIG.replace(delay=8), tmp_path, lambda: None)
+    assert f"{name} skipped" in printed and "pip install trl==1.16.0" in printed
 
 
 def test_a_side_waits_for_its_turn_and_reports_each_block():
@@ -45,11 +34,11 @@ def test_a_side_waits_for_its_turn_and_reports_each_block():
     for _ in range(BLOCKS):
         parent.send("go")
     for _ in range(WARM_UP + BLOCK * BLOCKS):
-        pace.sampler(sum)([1])
+        pace.watch(sum)([1])
         pace.after_update()
     messages = [parent.recv() for _ in range(1 + BLOCKS)]
     assert messages[0] == "ready" and all(isinstance(block, Block) for block in messages[1:])
-    assert all(0 < block.sampling < block.wall for block in messages[1:])
+    assert all(0 < block.part < block.wall for block in messages[1:])
     assert not parent.poll() and not child.poll(), "every go was waited for, and nothing else was said"
 
 
@@ -68,146 +57,26 @@ def test_our_side_samples_whole_groups_of_the_shared_prompts(monkeypatch, tmp_pa
     parent, child = multiprocessing.Pipe()
     parent.send("go")
     pace = Pace(child)
-    run_ours(CONFIG, tmp_path, pace)
-    assert pace.updates == UPDATES and pace.sampling > 0
+    against_trl.run_ours(CONFIG, tmp_path, pace)
+    assert pace.updates == UPDATES and pace.part > 0
     assert [batch.shape for batch in batches] == [(P, G, T)] * UPDATES
     rollouts = [prompts for prompts in asked if len(prompts) == P]
-    assert rollouts == [trl_trainer.prompts_of_update(CONFIG, update) for update in range(UPDATES)]
+    assert rollouts == [prompts_of_update(CONFIG, update) for update in range(UPDATES)]
 
 
-# --- with TRL ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """TRL's side after `UPDATES` updates, with what passed through it."""
+def test_what_gmc_adds_to_a_step_of_trl_is_counted_and_nothing_else(monkeypatch, tmp_path):
+    """Both sides for two updates on the same rollouts: TRL's own correction is on, and GMC's part is watched."""
     pytest.importorskip("trl", reason="TRL is an optional extra: pip install trl==1.16.0")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        after = []
-        trainer = trl_trainer.grpo_trainer(
-            CONFIG, tmp_path_factory.mktemp("trl"), lambda: after.append(snapshot(trainer.model))
-        )
-        start = snapshot(trainer.model)
-        batches = spy(monkeypatch, trainer, "_generate_and_score_completions", lambda arguments, result: result)
-        rewards = spy(
-            monkeypatch, trainer, "_calculate_rewards", lambda arguments, result: (*arguments, result.squeeze(-1))
-        )
-        steps = spy(monkeypatch, torch.optim.SGD, "step", lambda arguments, result: len(arguments))
-        passes = spy(monkeypatch, trainer, "_compute_loss", lambda arguments, result: arguments[1])
-        widths = []
-        trainer.model.register_forward_pre_hook(
-            lambda model, arguments, options: widths.append(tuple(options["input_ids"].shape)), with_kwargs=True
-        )
-        trainer.train()
-    return {
-        "trainer": trainer,
-        "weights": [start, *after],
-        "batches": batches,
-        "rewards": rewards,
-        "steps": steps,
-        "passes": passes,
-        "forwards": widths,
-    }
-
-
-def test_trl_makes_as_many_completions_and_steps_as_we_do(trained):
-    assert len(trained["batches"]) == len(trained["steps"]) == len(trained["passes"]) == UPDATES
-    for batch, learnt in zip(trained["batches"], trained["passes"], strict=True):
-        assert batch["completion_ids"].shape == (P * G, T) == (128, 14)
-        assert learnt["completion_ids"].shape == (P * G, T), "the whole batch is one pass"
-        assert "old_per_token_logps" not in batch, "no second scoring of the batch"
-        groups = batch["prompt_ids"].view(P, G, -1)
-        assert (groups == groups[:, :1]).all(), "16 completions of each prompt"
-    for before, after in zip(trained["weights"][:-1], trained["weights"][1:], strict=True):
-        change = torch.cat([(after[name] - before[name]).flatten() for name in before])
-        length = CONFIG.learning_rate * CONFIG.gradient_clip
-        assert 0 < change.norm().item() <= 1.001 * length
-        assert change.dtype == torch.float32
-
-
-def test_both_ask_the_same_prompts_and_the_same_verifier(trained):
-    tokenizer, task = load_policy(paths.TINY_QWEN3).tokenizer, make_task(CONFIG.task)
-    for update, (inputs, prompts, completions, ids, rewards) in enumerate(trained["rewards"]):
-        ours = trl_trainer.prompts_of_update(CONFIG, update)
-        assert prompts == [prompt.text for prompt in ours for _ in range(G)]
-        assert [row["answer"] for row in inputs] == [prompt.answer for prompt in ours for _ in range(G)]
-        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        assert completions == texts
-        expected = [
-            task.reward(ours[n // G], text, row[-1] == tokenizer.eos_token_id)
-            for n, (text, row) in enumerate(zip(texts, ids, strict=True))
-        ]
-        assert rewards.tolist() == expected
-        assert 0 < sum(expected) < P * G
-
-
-def test_trl_takes_the_update_that_we_take_on_the_same_completions(trained):
-    """From the warm start, on TRL's first batch: TRL's change of the weights is ours.
-
-    TRL divides advantages by the sample's standard deviation, we by the population's: a factor sqrt(15/16) on the
-    gradient, and none on the step where the gradient is clipped.
-    """
-    policy = load_policy(paths.TINY_QWEN3)
-    before, after = trained["weights"][:2]
-    Learner(policy, CONFIG).update(as_batch(policy, trained))
-    ours, theirs = (
-        torch.cat([(weights[name] - before[name]).flatten() for name in before])
-        for weights in (snapshot(policy.model), after)
-    )
-    assert torch.nn.functional.cosine_similarity(ours, theirs, dim=0) > 0.9999
-    assert theirs.norm() / ours.norm() == pytest.approx(1.0, abs=0.04)
-
-
-def test_trl_keeps_nothing_on_that_costs_time(trained):
-    trainer = trained["trainer"]
-    assert trainer.ref_model is None and not trainer.model.is_gradient_checkpointing
-    assert trainer.model.dtype == torch.float32 and not (trainer.args.bf16 or trainer.args.fp16)
-    assert trainer.state.log_history[:-1] == [], "nothing logged before the end"
-    prompt = 2 * make_task(CONFIG.task).digits  # d+d+d+d+d+d=
-    sampling = [(P * G, prompt), *[(P * G, 1)] * (T - 1)]
-    assert trained["forwards"] == [*sampling, (P * G, prompt + T)] * UPDATES, "a cache for sampling, one pass to learn"
-
-
-def as_batch(policy, trained) -> Batch:
-    """TRL's first batch as ours, whole groups with rewards."""
-    batch, (*_, rewards) = trained["batches"][0], trained["rewards"][0]
-    mask_NT = batch["completion_mask"].bool()
-    prompts = trl_trainer.prompts_of_update(CONFIG, 0)
-    with torch.no_grad():
-        logp_NT = response_log_probs(
-            policy.model,
-            batch["prompt_ids"][::G],
-            batch["prompt_mask"][::G].bool(),
-            batch["completion_ids"],
-            torch.arange(P).repeat_interleave(G),
-        )
-    groups = []
-    for p in range(P):
-        rows = slice(p * G, (p + 1) * G)
-        groups.append(
-            Group(
-                prompt=prompts[p],
-                prompt_tokens_L=batch["prompt_ids"][p * G],
-                response_GT=batch["completion_ids"][rows],
-                mask_GT=mask_NT[rows],
-                behavior_logp_GT=logp_NT[rows],
-                version_GT=torch.zeros_like(batch["completion_ids"][rows]),
-                finished_G=(batch["completion_ids"][rows] == policy.eos_ids[0]).any(-1),
-                reward_G=rewards[rows],
-            )
-        )
-    return Batch.from_groups(groups, group_size=G)
-
-
-def spy(monkeypatch, owner, name, keep):
-    """Replace `owner.name` by itself, and gather `keep(positional arguments, result)` of every call."""
-    original, seen = getattr(owner, name), []
-
-    def call(*arguments, **options):
-        result = original(*arguments, **options)
-        seen.append(keep(arguments, result))
-        return result
-
-    monkeypatch.setattr(owner, name, call)
-    return seen
+    for name, value in (("WARM_UP", 1), ("BLOCK", 1), ("BLOCKS", 1)):
+        monkeypatch.setattr(turns, name, value)
+    monkeypatch.setattr(trl_overhead, "UPDATES", 2)
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    blocks = {}
+    for side in (trl_overhead.run_trl, trl_overhead.run_optimizer_step):
+        parent, child = multiprocessing.Pipe()
+        parent.send("go")
+        side(1, tmp_path, Pace(child))
+        assert parent.recv() == "ready"
+        blocks[side] = parent.recv()
+    trl, ours = blocks.values()
+    assert trl.part == 0 and 0 < ours.part < 0.5 * ours.wall
