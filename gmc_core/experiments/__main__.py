@@ -38,7 +38,12 @@ def describe(experiment: Experiment) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gmc_core.experiments", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--only", nargs="*", metavar="NAME", help="which ones (default: all but smoke and timed ones)")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        metavar="NAME",
+        help="which ones (default: all but smoke, timed ones and those of extra models)",
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs side by side, one thread each")
     parser.add_argument("--minutes", type=float, help="start no run after this time; run again to go on")
     parser.add_argument("--list", action="store_true", help="runs, estimated CPU time and state of each; then stop")
@@ -54,7 +59,9 @@ def main(argv: list[str] | None = None) -> int:
         for path in write_protocols(EXPERIMENTS.values()):
             print(path.relative_to(paths.ROOT))
         return 0
-    names = arguments.only or [name for name, found in EXPERIMENTS.items() if name != "smoke" and not found.timed]
+    names = arguments.only or [
+        name for name, found in EXPERIMENTS.items() if not (name == "smoke" or found.timed or found.extra)
+    ]
     try:
         experiments = [get_experiment(name) for name in names]
     except ValueError as error:

@@ -8,6 +8,7 @@ learnt. Runs that never learn stay at the higher cost, so a whole grid may take 
 from __future__ import annotations
 
 from gmc_core.experiments.experiment import Experiment, placeholder
+from gmc_core.experiments.snapshot_probing import SnapshotSchedule
 from gmc_core.training.run_config import RunConfig
 
 LEARNING = 50  # updates after the start-up until most responses of a group agree
@@ -33,7 +34,9 @@ def experiment_seconds(experiment: Experiment) -> float:
     """Estimated CPU seconds of the whole experiment, none of it reused from another."""
     configs = experiment.configs_at(placeholder)
     total = sum(run_seconds(config) for config in configs)
-    if experiment.probe is not None:
+    if isinstance(experiment.probe, SnapshotSchedule):
+        total += len(configs) * experiment.probe.seconds
+    elif experiment.probe is not None:
         sizes = len(experiment.probe.plan.group_sizes)
         total += len(configs) * len(experiment.probe.updates) * sizes * PROBE
     return total

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gmc_core.experiments.probing import ProbeSchedule
+from gmc_core.experiments.snapshot_probing import SnapshotSchedule
 from gmc_core.reporting.run_records import load_runs
 from gmc_core.reporting.step_sizes import choose_step_sizes
 from gmc_core.training.run_config import RunConfig
@@ -22,11 +23,13 @@ class Experiment:
 
     `runs`: the configs; or, for an experiment at tuned step sizes, a function that makes them from the step sizes that
     the committed tables of the experiment `tuning` choose, by a rule fixed in code. `protocol` is the text committed
-    beside the results (question, choices, definitions). `probe` adds fidelity probes along the runs.
+    beside the results (question, choices, definitions). `probe` adds fidelity probes along the runs, or a comparison of
+    their last policy with its own snapshots.
     `keep_metrics=False` leaves the rows of every update out of the tables (tuning runs: only evaluations matter).
     `timed`: the clock is what is measured. Its live runs are made one after the other, on a machine that should be
     quiet, and only when the experiment is named; the tables keep their timelines and ledgers. The procedure can be
-    repeated, the seconds cannot.
+    repeated, the seconds cannot. `extra`: the extra of pyproject.toml that its model needs beyond the usual
+    installation; such an experiment, too, is only made when it is named.
     """
 
     name: str
@@ -35,9 +38,10 @@ class Experiment:
     protocol: str
     runs: tuple[RunConfig, ...] | Callable[[StepSizes], tuple[RunConfig, ...]]
     tuning: str | None = None
-    probe: ProbeSchedule | None = None
+    probe: ProbeSchedule | SnapshotSchedule | None = None
     keep_metrics: bool = True
     timed: bool = False
+    extra: str | None = None
 
     @cached_property
     def configs(self) -> tuple[RunConfig, ...]:

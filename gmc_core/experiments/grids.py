@@ -12,6 +12,7 @@ from gmc_core.experiments.studies.live import LIVE_CURVES, LIVE_TIMELINE
 from gmc_core.experiments.studies.main import MAIN, MAIN_TUNING
 from gmc_core.experiments.studies.mean_and_shape import MEAN_AND_SHAPE
 from gmc_core.experiments.studies.mixture import MIXTURE, MIXTURE_TUNING
+from gmc_core.experiments.studies.model_fidelity import MODEL_FIDELITY, MODEL_FIDELITY_SMOLLM2
 from gmc_core.experiments.studies.optimizer import OPTIMIZER
 from gmc_core.experiments.studies.smoke import SMOKE
 from gmc_core.experiments.studies.starting_accuracy import STARTING_ACCURACY
@@ -33,6 +34,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         ADVANTAGE,
         MIXTURE_TUNING,
         MIXTURE,
+        MODEL_FIDELITY,
+        MODEL_FIDELITY_SMOLLM2,
         LIVE_CURVES,
         LIVE_TIMELINE,
         SMOKE,
