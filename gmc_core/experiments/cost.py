@@ -8,6 +8,7 @@ learnt. Runs that never learn stay at the higher cost, so a whole grid may take 
 from __future__ import annotations
 
 from gmc_core.experiments.experiment import Experiment, placeholder
+from gmc_core.experiments.question_probing import QuestionProbe
 from gmc_core.experiments.snapshot_probing import SnapshotSchedule
 from gmc_core.training.run_config import RunConfig
 
@@ -34,7 +35,7 @@ def experiment_seconds(experiment: Experiment) -> float:
     """Estimated CPU seconds of the whole experiment, none of it reused from another."""
     configs = experiment.configs_at(placeholder)
     total = sum(run_seconds(config) for config in configs)
-    if isinstance(experiment.probe, SnapshotSchedule):
+    if isinstance(experiment.probe, SnapshotSchedule | QuestionProbe):
         total += len(configs) * experiment.probe.seconds
     elif experiment.probe is not None:
         sizes = len(experiment.probe.plan.group_sizes)

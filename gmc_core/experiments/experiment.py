@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 from gmc_core.experiments.probing import ProbeSchedule
+from gmc_core.experiments.question_probing import QuestionProbe
 from gmc_core.experiments.snapshot_probing import SnapshotSchedule
 from gmc_core.reporting.run_records import load_runs
 from gmc_core.reporting.step_sizes import choose_step_sizes
 from gmc_core.training.run_config import RunConfig
 
+Probe = ProbeSchedule | SnapshotSchedule | QuestionProbe
 StepSizes = Callable[[RunConfig], float]  # the tuned step size of a config's estimator, options and delay
 
 
@@ -23,8 +25,8 @@ class Experiment:
 
     `runs`: the configs; or, for an experiment at tuned step sizes, a function that makes them from the step sizes that
     the committed tables of the experiment `tuning` choose, by a rule fixed in code. `protocol` is the text committed
-    beside the results (question, choices, definitions). `probe` adds fidelity probes along the runs, or a comparison of
-    their last policy with its own snapshots.
+    beside the results (question, choices, definitions). `probe` adds fidelity probes along the runs, a comparison of
+    their last policy with its own snapshots, or every question of the task before and after.
     `keep_metrics=False` leaves the rows of every update out of the tables (tuning runs: only evaluations matter).
     `timed`: the clock is what is measured. Its live runs are made one after the other, on a machine that should be
     quiet, and only when the experiment is named; the tables keep their timelines and ledgers. The procedure can be
@@ -38,7 +40,7 @@ class Experiment:
     protocol: str
     runs: tuple[RunConfig, ...] | Callable[[StepSizes], tuple[RunConfig, ...]]
     tuning: str | None = None
-    probe: ProbeSchedule | SnapshotSchedule | None = None
+    probe: Probe | None = None
     keep_metrics: bool = True
     timed: bool = False
     extra: str | None = None

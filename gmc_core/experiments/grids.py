@@ -15,6 +15,7 @@ from gmc_core.experiments.studies.mixture import MIXTURE, MIXTURE_TUNING
 from gmc_core.experiments.studies.model_fidelity import MODEL_FIDELITY, MODEL_FIDELITY_SMOLLM2
 from gmc_core.experiments.studies.optimizer import OPTIMIZER
 from gmc_core.experiments.studies.smoke import SMOKE
+from gmc_core.experiments.studies.smollm2_addition import SMOLLM2_ADDITION
 from gmc_core.experiments.studies.starting_accuracy import STARTING_ACCURACY
 from gmc_core.experiments.studies.threshold import THRESHOLD
 
@@ -38,6 +39,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         MODEL_FIDELITY_SMOLLM2,
         LIVE_CURVES,
         LIVE_TIMELINE,
+        SMOLLM2_ADDITION,
         SMOKE,
     )
 }

@@ -19,9 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from gmc_core import paths
-from gmc_core.experiments.experiment import Experiment
-from gmc_core.experiments.probing import ProbeSchedule
-from gmc_core.experiments.snapshot_probing import SnapshotSchedule
+from gmc_core.experiments.experiment import Experiment, Probe
 from gmc_core.reporting.run_records import Runs, load_runs, write_tables
 from gmc_core.reporting.timelines import RunTimeline
 from gmc_core.training.run_config import RunConfig
@@ -195,7 +193,7 @@ def finished_elsewhere(config: RunConfig, root: Path) -> Path | None:
     return next((folder for folder in found if folder.parent != root), None)
 
 
-def _train(config: RunConfig, root: Path, probe: ProbeSchedule | SnapshotSchedule | None) -> tuple[RunRecord, bool]:
+def _train(config: RunConfig, root: Path, probe: Probe | None) -> tuple[RunRecord, bool]:
     """The record, and whether anything had to be computed for it."""
     from gmc_core.training.loop import train
 
