@@ -6,9 +6,9 @@ import tomllib
 import pytest
 import torch
 
-from gmc_core import RunConfig, paths, train
+from gmc_core import RunConfig, paths
 from gmc_core.integrations import trl_runs
-from gmc_core.integrations.trl_rollouts import DelayedRollouts
+from gmc_core.integrations.trl_comparison import SHARED, compare_with_trl
 from gmc_core.rollouts.policy import load_policy, response_log_probs, snapshot
 from gmc_core.rollouts.tasks import make_task
 from gmc_core.rollouts.trajectories import Batch, Group
@@ -134,33 +134,27 @@ def test_trl_keeps_nothing_on_that_costs_time(trained):
     assert trained["forwards"] == [*sampling, (P * G, prompt + T)] * UPDATES, "a cache for sampling, one pass to learn"
 
 
-def test_trl_with_gmc_and_stale_rollouts_takes_the_updates_of_our_loop(tmp_path, monkeypatch):
-    """Six updates, the rollouts up to two updates old: after each, TRL's weights are ours up to rounding."""
+@pytest.mark.parametrize("estimator", ["gmc", "uncorrected"])
+def test_on_stale_rollouts_trl_takes_the_updates_of_our_loop(tmp_path, estimator):
+    """Six updates, rollouts up to two updates old: TRL's weights, metrics and accuracies are ours up to rounding."""
     pytest.importorskip("trl", reason="TRL is an optional extra: pip install trl==1.16.0")
-    from gmc_core.integrations.trl import GMCTrainer
-
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     config = RunConfig(
-        updates=6, delay=2, evaluation_every=6, evaluation_prompts=1, advantage="center", prompts_per_update=4
-    )
-    rollouts, theirs, ours = DelayedRollouts(config.delay), [], []
-    trainer = trl_runs.trl_trainer(
-        config,
-        tmp_path / "trl",
-        trainer_class=GMCTrainer,
-        estimator="gmc",
-        rollout_func=rollouts,
-        after_update=lambda: theirs.append((rollouts.staleness, snapshot(trainer.model))),
-    )
-    trainer.train()
-    record = train(config, root=tmp_path, observe=lambda view: ours.append(snapshot(view.policy.model)))
-    assert [staleness for staleness, _ in theirs] == [row["staleness"] for row in record.metrics] == [0, 1, 2, 2, 2, 2]
-    assert max(abs(row["log_mass_mean"]) for row in record.metrics) > 0.01, "nothing was stale"
-    moved = torch.cat([(ours[-1][name] - ours[0][name]).flatten() for name in ours[0]]).norm()
-    assert moved > 0.05
-    for (_, weights), own in zip(theirs, ours, strict=True):
-        for name in own:
-            torch.testing.assert_close(weights[name], own[name], rtol=0, atol=2e-6)
+        estimator=estimator, updates=6, delay=2, evaluation_every=3, evaluation_prompts=32, advantage="center",
+        prompts_per_update=4,
+    )  # fmt: skip
+    found = compare_with_trl(config, tmp_path)
+    for name in ("staleness", "staleness_trl"):
+        assert [row[name] for row in found.updates] == [0, 1, 2, 2, 2, 2]
+    assert found.largest_difference < 2e-6 < 1e-3 < found.largest_change
+    assert max(abs(row["log_mass_mean"]) for row in found.updates) > 0.01, "nothing was stale"
+    if estimator == "gmc":
+        for name in SHARED:
+            ours, theirs = ([row[key] for row in found.updates] for key in (name, f"{name}_trl"))
+            assert theirs == pytest.approx(ours, rel=1e-3, abs=1e-4), name
+    assert [row["update"] for row in found.evaluations] == [0, 3, 6]
+    assert all(row["accuracy"] == row["accuracy_trl"] for row in found.evaluations)
+    with pytest.raises(ValueError, match="holds this run already"):
+        compare_with_trl(config, tmp_path)
 
 
 def as_batch(policy, trained) -> Batch:
