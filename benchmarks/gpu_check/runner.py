@@ -27,7 +27,7 @@ START_SECONDS = 90.0  # for a process and its imports
 
 @dataclass(frozen=True)
 class Part:
-    """`module.measure(check)`; `share`: seconds of eight minutes that it may take; `least`: fewer are not worth it.
+    """`module.function(check)`; `share`: seconds of eight minutes that it may take; `least`: fewer are not worth it.
 
     What a part does not use of its share goes to those behind it.
     """
@@ -35,17 +35,18 @@ class Part:
     module: str
     share: float
     least: float
+    function: str = "measure"
 
 
 PARTS = {
-    "device": Part("machine", 10, 1),
-    "ceiling": Part("ceiling", 15, 5),
-    "learner": Part("learner", 125, 20),
-    "memory": Part("memory", 55, 20),
-    "engine": Part("engine", 50, 20),
-    "estimators": Part("estimators", 15, 5),
-    "tests": Part("device_tests", 75, 20),
-    "grid": Part("grid", 135, 40),
+    "device": Part("benchmarks.gpu_check.machine", 10, 1),
+    "ceiling": Part("benchmarks.gpu_check.ceiling", 15, 5),
+    "learner": Part("benchmarks.gpu_check.learner", 125, 20),
+    "memory": Part("benchmarks.gpu_check.memory", 55, 20),
+    "engine": Part("benchmarks.gpu_check.engine", 50, 20),
+    "estimators": Part("benchmarks.gpu_check.estimators", 15, 5),
+    "tests": Part("benchmarks.gpu_check.device_tests", 75, 20),
+    "grid": Part("benchmarks.gpu_check.grid", 135, 40),
 }
 
 
@@ -66,7 +67,7 @@ def run_parts(
             keep(name, record)
             continue
         before = {other: findings for other, findings in found.items() if other != name}
-        _run_part(name, size, budget, before, record, lambda name=name, record=record: keep(name, record))
+        _run_part(part, size, budget, before, record, lambda name=name, record=record: keep(name, record))
         keep(name, record)
     return found
 
@@ -80,13 +81,13 @@ def start_method() -> str:
 
 
 def _run_part(
-    name: str, size: str, budget: float, before: Mapping[str, Any], record: dict[str, Any], keep: Callable[[], None]
+    part: Part, size: str, budget: float, before: Mapping[str, Any], record: dict[str, Any], keep: Callable[[], None]
 ) -> None:
     context = multiprocessing.get_context(start_method())
     if context.get_start_method() == "forkserver":
         context.set_forkserver_preload(["gmc_core", "transformers.models.qwen3.modeling_qwen3"])
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(there, name, size, budget, dict(before)))
+    process = context.Process(target=_child, args=(there, part, size, budget, dict(before)))
     started = time.monotonic()
     process.start()
     there.close()  # so that the child's end is the end of the pipe
@@ -104,8 +105,9 @@ def _run_part(
                 end = time.monotonic() + budget
                 continue
             record |= findings
-            if findings.get("status") in (DONE, ERROR):
-                record.pop("why", None) if findings["status"] == DONE else None
+            if findings.get("status") == DONE:
+                del record["why"]
+            if "status" in findings:
                 break
             keep()
         process.join(2)
@@ -123,14 +125,14 @@ def _end(process: Any) -> None:
     process.join()
 
 
-def _child(connection: Connection, name: str, size: str, budget: float, found: Mapping[str, Any]) -> None:
+def _child(connection: Connection, part: Part, size: str, budget: float, found: Mapping[str, Any]) -> None:
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     try:
         import torch
 
         torch.set_num_threads(1)
-        measure = importlib.import_module(f"benchmarks.gpu_check.{PARTS[name].module}").measure
+        measure = getattr(importlib.import_module(part.module), part.function)
         connection.send(READY)
         check = Check(SIZES[size], budget, found, connection.send)
         measure(check)
