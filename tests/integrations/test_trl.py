@@ -13,6 +13,7 @@ from gmc_core.rollouts.tasks import make_task
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install trl==1.16.0")
 from gmc_core.integrations import trl as integration  # noqa: E402  (needs TRL)
 from gmc_core.integrations.trl import BEHAVIOR, WEIGHT, GMCTrainer  # noqa: E402
+from gmc_core.integrations.trl_rollouts import DelayedRollouts  # noqa: E402
 
 P, G, T = 4, 4, 14
 PARTS, WINDOW, ITERATIONS = 4, 2, 2  # micro-batches of a generation batch, of an optimiser step; passes over the batch
@@ -198,6 +199,49 @@ def test_a_sampler_s_log_probs_masked_and_missing_rollouts(tmp_path, monkeypatch
         counted = (group_N == group) & ~masked_N & ~missing_N
         expected = ratio_N[counted].softmax(0) * counted.sum()  # self-normalised: mean 1 over those that count
         torch.testing.assert_close(weight_N[counted], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_the_generation_stay_and_trl_clips_what_happens_after_it(tmp_path, monkeypatch):
+    """weights_at="generation": w(pi_old / b) made once; each step's gradient is that of TRL's clipped pi / pi_old."""
+    sampler, generator = DelayedRollouts(0), torch.Generator().manual_seed(0)
+
+    def rollouts(prompts, trainer):
+        out = sampler(prompts, trainer)
+        out["logprobs"] = [  # of a sampler that is another policy than the model
+            [value + 0.4 * torch.randn((), generator=generator).item() for value in row] for row in out["logprobs"]
+        ]
+        return out
+
+    options = {"rollout_func": rollouts, "estimator": {"estimator": "gmc", "weights_at": "generation"}}
+    seen, end = watched(build(GMCTrainer, tmp_path, learning_rate=1.0, **options), monkeypatch)
+    start, batch = seen[0][3], merged(seen[0][2])
+    with torch.no_grad():
+        old_NT, _ = log_probs(start, batch)
+    log_ratio_N = torch.where(batch["completion_mask"].bool(), old_NT - batch[BEHAVIOR], 0.0).sum(-1)
+    _, group_N = torch.unique(batch["prompt_ids"], dim=0, return_inverse=True)
+    expected_N = gmc_weights(log_ratio_N, 0.2, group_index=group_N)
+    assert expected_N.std() > 0.1, "the sampler is no other policy"
+    for number, (_, used, *_) in enumerate(seen):
+        own = slice(number % PARTS * ROWS, (number % PARTS + 1) * ROWS)
+        torch.testing.assert_close(used["advantages"], batch["advantages"][own] * expected_N[own], rtol=1e-4, atol=1e-5)
+        mask = used["completion_mask"].bool()
+        torch.testing.assert_close(used["old_per_token_logps"][mask], old_NT[own][mask], rtol=1e-4, atol=1e-4)
+    clipped = 0
+    for step in range(4):
+        window, weights = seen[WINDOW * step : WINDOW * (step + 1)], seen[WINDOW * step][3]
+        total = 0.0
+        for _, used, *_ in window:
+            logp_NT, model = log_probs(weights, used)
+            ratio_NT, scaled_N1 = (logp_NT - used["old_per_token_logps"]).exp(), used["advantages"].unsqueeze(1)
+            surrogate_NT = torch.minimum(ratio_NT * scaled_N1, ratio_NT.clamp(0.8, 1.2) * scaled_N1)
+            clipped += int(((surrogate_NT != ratio_NT * scaled_N1) & used["completion_mask"].bool()).sum())
+            (-(surrogate_NT * used["completion_mask"]).sum() / (ROWS * T * WINDOW)).backward()
+            named = dict(model.named_parameters())
+            total += torch.cat([named[name].grad.flatten() for name in weights])
+        after = seen[WINDOW * (step + 1)][3] if step < 3 else end
+        change = torch.cat([(after[name] - weights[name]).flatten() for name in weights])
+        torch.testing.assert_close(change, -total, rtol=1e-3, atol=1e-5)
+    assert clipped > 0, "no token was clipped: nothing was tried"
 
 
 @pytest.mark.parametrize(
