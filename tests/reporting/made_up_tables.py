@@ -13,6 +13,7 @@ from typing import Any
 
 from gmc_core.experiments.experiment import Experiment, chosen_step_sizes
 from gmc_core.experiments.grids import EXPERIMENTS
+from gmc_core.experiments.snapshot_probing import SnapshotSchedule
 from gmc_core.reporting.run_records import write_tables
 from gmc_core.reporting.timelines import RunTimeline
 from gmc_core.training.loop import summarize
@@ -33,7 +34,8 @@ def made_up(experiment: str, root: Path) -> Path:
     records = [made_up_run(config.replace(updates=updates, evaluation_every=EVERY)) for config in configs]
     probes = None
     if found.probe is not None:
-        probes = {record.config.run_id: made_up_probes(found, record.config) for record in records}
+        rows = made_up_snapshots if isinstance(found.probe, SnapshotSchedule) else made_up_probes
+        probes = {record.config.run_id: rows(found, record.config) for record in records}
     timelines = {record.config.run_id: made_up_timeline(record.config) for record in records} if found.timed else None
     return write_tables(
         experiment,
@@ -126,6 +128,42 @@ def made_up_timeline(config: RunConfig) -> RunTimeline:
     counts = {"generating": 0, "verifying": 0, "ready": 0, "trained": P * config.updates, "dropped": 0}
     issued = {"issued": P * config.updates, "counts": counts, "drop_reasons": {}, "reissued": 0}
     return RunTimeline([event | {"update": 0} for event in events], issued | {"staleness_rollouts": ages})
+
+
+def made_up_snapshots(experiment: Experiment, config: RunConfig) -> list[dict[str, Any]]:
+    """Rows as `gmc_core.training.snapshot_fidelity.snapshot_rows` gives them, of ratios that drift like k^1.5."""
+    luck, rows, plan = random.Random(config.digest), [], experiment.probe.plan
+
+    def kind(name: str, delay: int, where: dict[str, Any], values: dict[str, float], error: float = 0.1) -> None:
+        errors = {f"{key}_error": error * abs(value) for key, value in values.items()}
+        rows.append({"update": config.updates, "delay": delay, "kind": name} | where | values | errors)
+
+    for delay in experiment.probe.delays:
+        kl = 0.002 * delay**1.5 * (0.8 + 0.4 * luck.random())
+        drift = {"kl_forward": kl, "kl_backward": 1.2 * kl, "log_ratio_variance": 2.5 * kl, "log_ratio_mean": -1.2 * kl}
+        more = {"log_ratio_skewness": -0.5, "mean_ratio": 1.0, "length": 14.0, "reward": 0.4}
+        plain = {"distance": 0.004 * delay, "fresh_reward": 0.5, "distinct": 40.0}
+        kind("drift", delay, plain, drift | more)
+        for tokens in (1, 2, 4, 8, 14):
+            kind("length", delay, {"tokens": tokens}, {"log_ratio_variance": 2.5 * kl * tokens / 14})
+        for size in (1, *plan.group_sizes):
+            spread = math.sqrt(2 * kl / size)
+            quantiles = {f"log_mass_{q:02}": spread * z for q, z in ((1, -3), (5, -2), (25, -1), (50, 0), (75, 1),
+                                                                      (95, 2), (99, 3))}  # fmt: skip
+            for epsilon in plan.epsilons:
+                excess = max(0.4 * math.sqrt(2 * kl / size) - epsilon, 0.0)
+                single = max(0.4 * math.sqrt(2 * kl) - epsilon, 0.0)
+                values = {"excess_group": excess, "excess_truncate": single, "excess_mask": 2 * single,
+                          "capped_fraction": min(1.0, 3 * excess), "ess_fraction": 1 / (1 + kl)}  # fmt: skip
+                kind("law", delay, {"group_size": size, "epsilon": epsilon} | quantiles, values)
+        for size in plan.group_sizes:
+            for k, rule in enumerate(plan.rules):
+                lost = min(1.0, 0.2 * kl * (k + 1) / (size if k == 0 else 4)) * (0.8 + 0.4 * luck.random())
+                values = {"bias_squared": lost**2 - 0.01, "variance": 8 / size, "norm_squared": 1.0, "cosine": 0.9,
+                          "fresh_norm_squared": 1.0, "signal": 1 - lost, "paired_lost": lost,
+                          "paired_bias_squared": lost**2}  # fmt: skip
+                kind("gradient", delay, {"group_size": size, "rule": rule}, values)
+    return rows
 
 
 def made_up_probes(experiment: Experiment, config: RunConfig) -> list[dict[str, Any]]:

@@ -51,6 +51,7 @@ SUPPLEMENTARY: dict[str, str] = {  # the studies (b) to (g), then what the main 
     "figS10_fidelity": "fidelity",
     "figS11_mixture": "mixture",
     "figS12_dead_zone": "dead_zone",
+    "figS13_model_fidelity": "model_fidelity",
 }
 FROM_RECORDS = ("fig1_timeline", "fig5_staleness", "fig6_dynamics", *SUPPLEMENTARY)
 
