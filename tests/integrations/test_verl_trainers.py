@@ -17,7 +17,6 @@ import torch
 
 from gmc_core import gmc_weights, make_estimator, paths
 from gmc_core.estimators import METRICS
-from gmc_core.rollouts.workers.ray_runtime import start_ray, stop_ray
 
 pytest.importorskip("verl", reason="verl is not installed: pip install 'verl[verl-core]==0.9.1', or make verl")
 pytest.importorskip("transfer_queue", reason="verl's extra verl-core is not installed")
@@ -32,6 +31,7 @@ from verl.utils.transferqueue_utils import tq
 
 from gmc_core.integrations import verl_fully_async, verl_trainers
 from gmc_core.integrations.verl import rollout_weights
+from gmc_core.rollouts.workers.ray_runtime import start_ray, stop_ray
 
 hydra, omegaconf = pytest.importorskip("hydra"), pytest.importorskip("omegaconf")  # come with verl
 
@@ -284,7 +284,7 @@ def test_old_log_probs_are_of_the_policy_that_weights_at_names(queue, tmp_path, 
     trainer.actor_rollout_wg, trainer.local_trigger_step = (
         Workers(queue, 0),
         2,
-    )  # the third step after a synchronisation
+    )  # the third step after a sync
     made = rows()
     batch = trainer._compute_old_log_prob(put(queue, made), {})
     assert trainer.actor_rollout_wg.asked == asked
