@@ -170,9 +170,10 @@ def test_targets_are_decided_on_a_gpu_at_full_size_only():
 
 
 def test_the_number_of_updates_fits_the_time():
-    assert grid.affordable_updates(125.0, 0.1, 54, 8, most=100, fewest=20) == 100
-    assert grid.affordable_updates(35.0, 0.1, 54, 8, most=100, fewest=20) == 40
-    assert grid.affordable_updates(1.0, 0.1, 54, 8, most=100, fewest=20) == 20
+    limits = {"most": 100, "fewest": 20}
+    assert grid.affordable_updates(150.0, 0.1, 2.0, rounds=7, **limits) == 100
+    assert grid.affordable_updates(100.0, 0.125, 2.0, rounds=8, **limits) == 64
+    assert grid.affordable_updates(10.0, 0.1, 2.0, rounds=7, **limits) == 20
 
 
 def test_what_a_test_measured_is_read_from_its_report(tmp_path):
@@ -187,3 +188,13 @@ def test_what_a_test_measured_is_read_from_its_report(tmp_path):
     assert found["measured"] == {"test_engine_cuda::test_a[bf16]::largest_gap_nats": "0.04"}
     assert list(found["outcomes"].values()) == ["passed", "failure", "skipped"]
     assert (found["tests"], found["tests_passed"], found["tests_skipped"]) == (3, 1, 1)
+
+
+def test_what_was_tested_before_the_time_ended_is_read_from_the_lines():
+    text = """
+tests/gpu/test_engine_cuda.py::test_a[{'dtype': 'bfloat16'}] PASSED      [ 3%]
+tests/gpu/test_engine_cuda.py::test_b FAILED [ 6%]
+tests/gpu/test_engine_cuda.py::test_c """
+    assert device_tests.read_lines(text) == {
+        "test_engine_cuda::test_a[{'dtype': 'bfloat16'}]": "passed", "test_engine_cuda::test_b": "failed",
+    }  # fmt: skip

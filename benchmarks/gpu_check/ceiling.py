@@ -7,6 +7,7 @@ against: a peak from a data sheet is reached by no product.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from benchmarks.gpu_check.check import Check
 
-WARM_UP, REPETITIONS = 5, 20
+WARM_UP_SECONDS, REPETITIONS = 0.5, 50  # an idle GPU takes a while to come to its clock
 
 
 def measure(check: Check) -> None:
@@ -45,10 +46,13 @@ def _copy(check: Check, numbers: int) -> float:
 
 def _median(check: Check, call: Callable[[], Any]) -> float:
     """Seconds of one call: by events on CUDA, where the clock of the host would add the launch."""
-    for _ in range(WARM_UP):
-        call()
     if check.device.type != "cuda":
+        call()
         return check.median_seconds(call, REPETITIONS)
+    started = time.perf_counter()
+    while time.perf_counter() - started < WARM_UP_SECONDS:
+        call()
+        check.synchronize()
     pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(REPETITIONS)]
     for start, end in pairs:
         start.record()

@@ -39,14 +39,14 @@ class Part:
 
 
 PARTS = {
-    "device": Part("benchmarks.gpu_check.machine", 10, 1),
-    "ceiling": Part("benchmarks.gpu_check.ceiling", 15, 5),
-    "learner": Part("benchmarks.gpu_check.learner", 125, 20),
-    "memory": Part("benchmarks.gpu_check.memory", 55, 20),
-    "engine": Part("benchmarks.gpu_check.engine", 50, 20),
-    "estimators": Part("benchmarks.gpu_check.estimators", 15, 5),
-    "tests": Part("benchmarks.gpu_check.device_tests", 75, 20),
-    "grid": Part("benchmarks.gpu_check.grid", 135, 40),
+    "device": Part("benchmarks.gpu_check.machine", 5, 1),
+    "ceiling": Part("benchmarks.gpu_check.ceiling", 12, 5),
+    "learner": Part("benchmarks.gpu_check.learner", 115, 20),
+    "memory": Part("benchmarks.gpu_check.memory", 52, 20),
+    "engine": Part("benchmarks.gpu_check.engine", 46, 20),
+    "estimators": Part("benchmarks.gpu_check.estimators", 10, 4),
+    "tests": Part("benchmarks.gpu_check.device_tests", 95, 20),
+    "grid": Part("benchmarks.gpu_check.grid", 135, 45),
 }
 
 
@@ -73,7 +73,10 @@ def run_parts(
 
 
 def start_method() -> str:
-    """A fork that has the imports behind it, where no CUDA can be about to be broken by it; else a fresh process."""
+    """How parts, and what they start, become processes.
+
+    Forks that have the imports behind them, where torch knows no CUDA; else fresh ones: CUDA survives no fork.
+    """
     import torch
 
     forks = "forkserver" in multiprocessing.get_all_start_methods()

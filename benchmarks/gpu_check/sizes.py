@@ -81,7 +81,7 @@ class Size:
     warm_start: WarmStart
     grid_delays: tuple[int, ...]
     grid_seeds: tuple[int, ...]
-    grid_updates: tuple[int, int]
+    grid_updates: tuple[int, int]  # at least 2: the first is not timed
     grid_pilot: int  # updates of the run that tells how many updates the time left allows
     grid_evaluation_prompts: int
 
@@ -106,8 +106,8 @@ SIZES = {
         calls=50,
         grid_model={"hidden_size": 512, "layers": 4, "heads": 16, "kv_heads": 8},
         warm_start=WarmStart(
-            clean_steps=600,
-            noisy_steps=150,
+            clean_steps=1200,
+            noisy_steps=300,
             clean_learning_rate=5e-4,
             noisy_learning_rate=3e-4,
             evaluation_prompts=2048,
@@ -139,8 +139,8 @@ SIZES = {
         warm_start=WarmStart(digits=2, clean_steps=2, noisy_steps=1, batch_size=8, evaluation_prompts=16),
         grid_delays=(1,),
         grid_seeds=(0,),
-        grid_updates=(2, 1),
-        grid_pilot=1,
+        grid_updates=(2, 2),
+        grid_pilot=2,
         grid_evaluation_prompts=4,
     ),
 }

@@ -162,7 +162,7 @@ def _operand(value: Tensor) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right in fp32 (or fp64). The last line is for CUDA alone, and was not run here: no test has a GPU."""
+    """left @ right in fp32 (or fp64). The last line is for CUDA alone: tests/gpu tries it, CI has no GPU."""
     if left.dtype in (torch.float32, torch.float64):
         return left @ right
     return torch.mm(left, right, out_dtype=torch.float32)
