@@ -8,6 +8,8 @@ says what the weights are and which settings are refused; docs/verl.md has a who
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -76,6 +78,8 @@ class TaskRunner(FullyAsyncTaskRunner):
 
 def main() -> None:
     """verl's command, for this task runner."""
+    # verl's configs lie beside its command, where hydra looks only when that is what Python was started with.
+    sys.argv[1:1] = ["--config-path", str(Path(recipe.__file__).parent / "config")]
     with patch.object(recipe, "FullyAsyncTaskRunner", ray.remote(num_cpus=1)(TaskRunner)):
         recipe.main()
 

@@ -7,6 +7,7 @@ it, and a recorder stands where the workers would be.
 import os
 import re
 import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,7 @@ P, G, T = 3, 4, 6
 
 def launched(name, tmp_path, **variables):
     """The arguments with which a script of docs/examples starts python3."""
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "python3").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$ARGUMENTS"\n')
     (tmp_path / "python3").chmod(0o755)
     environment = {
@@ -93,6 +95,30 @@ def test_every_key_of_a_script_is_one_of_verl_s_or_ours(name, tmp_path):
     module = import_module(merged.env_vars.VERL_USE_EXTERNAL_MODULES)
     assert module.__name__.startswith("gmc_core.integrations.verl")
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode in core_algos.POLICY_LOSS_REGISTRY
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_command_of_a_script_finds_verl_s_configs(name, tmp_path):
+    """The script as it is, to the point where hydra has the config: `--cfg job` prints it instead of starting."""
+    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (tmp_path / "python3").chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(paths.ROOT),
+        "TRAIN": "train.parquet",
+        "VAL": "val.parquet",
+    }
+    command = ["bash", str(paths.ROOT / f"docs/examples/{name}.sh"), "--cfg", "job"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = omegaconf.OmegaConf.create(done.stdout[done.stdout.index("model_engine:") :])
+    composed = compose(name, tmp_path / "again")
+    assert printed.trainer.gmc == {
+        "estimator": "gmc",
+        "estimator_options": {"epsilon": 0.2},
+        "weights_at": "optimizer_step",
+    }
+    assert printed == composed
 
 
 def test_verl_accepts_the_config_and_finds_the_trainer(tmp_path):
@@ -349,6 +375,7 @@ def test_the_recipe_s_command_builds_this_trainer(monkeypatch, tmp_path):
     monkeypatch.setattr(recipe.ray, "get", lambda value: value)
     monkeypatch.setattr(recipe, "create_resource_pool_manager", lambda config, roles: None)
     monkeypatch.setattr(recipe, "main", lambda: made.append(recipe.FullyAsyncTaskRunner.kind))
+    monkeypatch.setattr(sys, "argv", ["command"])
     verl_fully_async.main()
     assert made == [verl_fully_async.TaskRunner] and recipe.FullyAsyncTaskRunner is not Remote
     runner = verl_fully_async.TaskRunner()
