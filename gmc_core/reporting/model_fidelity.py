@@ -9,15 +9,15 @@ less noise than those against fresh rollouts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import norm
 
 from gmc_core.reporting.run_records import Runs
 from gmc_core.reporting.statistics import FEW, RESAMPLES
-from gmc_core.theory.planner import SAMPLES, Drift, predicted_excess
+from gmc_core.theory.planner import SAMPLES, Drift, plan, predicted_excess
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +33,14 @@ RELATIVE = {
 }
 SHARES = {"lost": ("signal", -1, 1), "paired_lost": ("paired_lost", 1, 0)}
 NOTICED = 0.01  # E(M - c)+ from which on the protocol expects the planner to be right to within a factor of two
+
+
+def as_tables(rows: Sequence[Mapping[str, Any]], name: str = "live") -> Runs:
+    """The rows of one comparison that was just made (`snapshot_rows`), as tables that everything below reads."""
+    import pandas as pd
+
+    probes = pd.DataFrame(rows).assign(run_id=name)
+    return Runs(name, pd.DataFrame({"run_id": [name]}), pd.DataFrame(), pd.DataFrame(), {}, probes=probes)
 
 
 def rows_of(tables: Runs, kind: str) -> pd.DataFrame:
@@ -145,3 +153,24 @@ def _interval(name: str, own: pd.DataFrame, column: str, generator: np.random.Ge
     if column in NOT_NEGATIVE:
         ends = tuple(max(end, 0.0) for end in ends)
     return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+
+
+def plan_check(tables: Runs, bias: float, epsilon: float = 0.2) -> pd.DataFrame:
+    """By delay and group size: KL by the fitted power law, the planner's E(M - c)+ there, the measured one with its
+    interval, and whether each of the two keeps below `bias`; `right` where they agree."""
+    law = law_table(tables).xs(epsilon, level="epsilon")
+    law = law[(law.index.get_level_values("delay") > 0) & (law.index.get_level_values("group_size") > 1)]
+    delays, sizes = (sorted({int(value) for value in level}) for level in law.index.remove_unused_levels().levels)
+    choices = plan(fitted_drift(tables), bias, delays=delays, group_sizes=sizes, epsilon=epsilon)
+    table = law[["excess_group", "excess_group_low", "excess_group_high"]].rename(
+        columns=lambda name: name.replace("excess_group", "measured")
+    )
+    by_place = {(choice.delay, choice.group_size): choice for choice in choices}
+    own = [by_place[place] for place in table.index]
+    table = table.assign(
+        kl=[choice.kl for choice in own],
+        predicted=[choice.excess.value for choice in own],
+        planned=[choice.keeps for choice in own],
+        kept=table["measured"] <= bias,
+    )
+    return table.assign(right=table["planned"] == table["kept"])

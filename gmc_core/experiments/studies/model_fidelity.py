@@ -37,6 +37,18 @@ SMOLLM2_SCHEDULE = SnapshotSchedule(
     seconds=360.0,
 )
 
+# A small comparison to look at while it is made: seconds.
+LIVE = TINY.replace(updates=24, evaluation_every=24, evaluation_prompts=64, learning_rate=0.06)
+LIVE_SCHEDULE = SnapshotSchedule(
+    LIVE.updates, (0, 1, 4, 16), SnapshotPlan(prompts=4, stale_rollouts=64, fresh_rollouts=64, fresh_blocks=2,
+                                               group_sizes=(4, 8, 16, 32))
+)  # fmt: skip
+SMALLEST = LIVE.replace(updates=6, evaluation_every=6, evaluation_prompts=8, prompts_per_update=2)
+SMALLEST_SCHEDULE = SnapshotSchedule(
+    SMALLEST.updates, (0, 1, 4), SnapshotPlan(prompts=3, stale_rollouts=16, fresh_rollouts=16, fresh_blocks=2,
+                                               group_sizes=(4, 8))
+)  # fmt: skip
+
 # The same on a Qwen3 of real size, for one GPU. Not run here. A thousand tokens of thought would be another question:
 # without it, responses to GSM8K are some hundred tokens long.
 QWEN3 = RunConfig(
