@@ -130,9 +130,9 @@ Question: as in `model_fidelity`, on pretrained weights of real size.
   run, short answers.
 - Version 1 had a step size of .01. It had learnt to answer after some 20 updates and then hardly moved: at delays 1, 4
   and 16 the KL was below .004 nats, and nearly all rewards were 1, so that the fresh gradient could not be told from
-  its noise. Hence a step size that leaves it learning to the end. What version 1 said of delay 64: KL(pi || b) 1.0,
-  E(M - c)+ .22, .14, .066, .037, .031 at G = 4 to 64, predicted 1.0 to 2.7 times as large; with the variance (5.9) 1.5 to
-  15 times.
+  its noise. Hence a step size that leaves it learning to the end. What version 1 said of delay 64: KL(pi || b) 1.0;
+  excess of the group .22, .14, .066, .037, .031 at G = 4 to 64, predicted 1.0 to 2.7 times as large from the KL, and
+  1.5 to 15 times from the variance (5.9).
 {MEASURED.format(rollouts=128, prompts=5, fresh=128)}"""),
     runs=(SMOLLM2.replace(seed=FRESH_SEEDS[0]),),
     probe=SMOLLM2_SCHEDULE,
