@@ -23,7 +23,7 @@ from gmc_core.reporting.run_records import load_runs
 
 def describe(experiment: Experiment) -> str:
     """One line: runs, estimated CPU time, how many are finished and where, what it waits for, question."""
-    hours = experiment_seconds(experiment) / 3600
+    hours, unit = experiment_seconds(experiment) / 3600, "GPU" if experiment.extra == "gpu" else "CPU"
     try:
         configs = experiment.configs
         folder = paths.BUILD_RUNS / experiment.name
@@ -33,7 +33,7 @@ def describe(experiment: Experiment) -> str:
         configs, state = experiment.configs_at(placeholder), f"needs {experiment.tuning}"
     with contextlib.suppress(FileNotFoundError):
         state = f"{len(load_runs(experiment.name, allow_partial=True).runs)} in data/runs"
-    return f"{experiment.name:18} {len(configs):4} runs {hours:5.2f} h CPU  {state:20} {experiment.question}"
+    return f"{experiment.name:18} {len(configs):4} runs {hours:5.2f} h {unit}  {state:20} {experiment.question}"
 
 
 def main(argv: list[str] | None = None) -> int:

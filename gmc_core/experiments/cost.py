@@ -10,6 +10,7 @@ from __future__ import annotations
 from gmc_core.experiments.experiment import Experiment, placeholder
 from gmc_core.experiments.question_probing import QuestionProbe
 from gmc_core.experiments.snapshot_probing import SnapshotSchedule
+from gmc_core.training.gpu_tiers import TIERS, estimate
 from gmc_core.training.run_config import RunConfig
 
 LEARNING = 50  # updates after the start-up until most responses of a group agree
@@ -32,7 +33,10 @@ def run_seconds(config: RunConfig) -> float:
 
 
 def experiment_seconds(experiment: Experiment) -> float:
-    """Estimated CPU seconds of the whole experiment, none of it reused from another."""
+    """Estimated CPU seconds of the whole experiment, none of it reused from another; a GPU tier's are of a GPU."""
+    if experiment.name in TIERS:
+        tier = TIERS[experiment.name]
+        return 3600 * estimate(tier).hours * tier.gpus
     configs = experiment.configs_at(placeholder)
     total = sum(run_seconds(config) for config in configs)
     if isinstance(experiment.probe, SnapshotSchedule | QuestionProbe):

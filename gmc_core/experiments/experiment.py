@@ -30,8 +30,8 @@ class Experiment:
     `keep_metrics=False` leaves the rows of every update out of the tables (tuning runs: only evaluations matter).
     `timed`: the clock is what is measured. Its live runs are made one after the other, on a machine that should be
     quiet, and only when the experiment is named; the tables keep their timelines and ledgers. The procedure can be
-    repeated, the seconds cannot. `extra`: what its model or its machine needs beyond the usual
-    installation ("smollm2": requirements-smollm2.txt); such an experiment, too, is only made when it is named.
+    repeated, the seconds cannot. `extra`: what it needs beyond the usual installation ("smollm2":
+    requirements-smollm2.txt; "gpu": a GPU and vLLM); such an experiment, too, is only made when it is named.
     """
 
     name: str

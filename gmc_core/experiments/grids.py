@@ -6,6 +6,7 @@ from gmc_core.experiments.experiment import Experiment
 from gmc_core.experiments.studies.advantage import ADVANTAGE
 from gmc_core.experiments.studies.fidelity import FIDELITY
 from gmc_core.experiments.studies.first_staleness import FIRST_STALENESS
+from gmc_core.experiments.studies.gpu import GPU_EXPERIMENTS
 from gmc_core.experiments.studies.group_size import GROUP_SIZE
 from gmc_core.experiments.studies.length import LENGTH
 from gmc_core.experiments.studies.live import LIVE_CURVES, LIVE_TIMELINE
@@ -40,6 +41,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         LIVE_CURVES,
         LIVE_TIMELINE,
         SMOLLM2_ADDITION,
+        *GPU_EXPERIMENTS,
         SMOKE,
     )
 }

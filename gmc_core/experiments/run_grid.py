@@ -63,7 +63,8 @@ def run_experiment(
     """
     report = report or (lambda line: print(line, file=sys.stderr, flush=True))
     root = (build_root or paths.BUILD_RUNS) / experiment.name
-    processes = 1 if experiment.timed else processes  # a run beside it would be part of what its clock says
+    on_gpu = any(config.device != "cpu" for config in experiment.configs)
+    processes = 1 if experiment.timed or on_gpu else processes  # of a clock's reading, or of a GPU, a run takes all
     result, done, started = GridReport(experiment), {}, time.perf_counter()
     total, fresh = len(experiment.configs), 0
 

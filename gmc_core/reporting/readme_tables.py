@@ -3,7 +3,8 @@
 
 A table stands between `<!-- name:start -->` and `<!-- name:end -->` and comes from the code it describes: notebooks
 from their first cells, metrics from `METRICS`, estimators from `ESTIMATORS` and the docstrings of their functions, the
-claims ledger from its rules and the committed data (a few seconds), data sets from their registry.
+claims ledger from its rules and the committed data (a few seconds), GPU tiers from their estimates, data sets from
+their registry.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 import gmc_core.estimators.weights as rules
 from gmc_core import ESTIMATORS, METRICS, paths
 from gmc_core.reporting.claims import ledger_markdown
+from gmc_core.reporting.gpu_table import gpu_tiers_table
 from gmc_core.reporting.markdown import markdown_table
 from gmc_core.reporting.notebook_files import header, numbered_notebooks, read_notebook
 from gmc_core.rollouts.datasets.registry import DATASETS
@@ -84,6 +86,7 @@ def datasets_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "notebooks": notebooks_table,
     "claims": ledger_markdown,
+    "gpu_tiers": gpu_tiers_table,
     "estimators": estimators_table,
     "metrics": metrics_table,
 }

@@ -10,6 +10,7 @@ from gmc_core import METRICS, load_runs
 from gmc_core.experiments.grids import EXPERIMENTS, get_experiment
 from gmc_core.experiments.run_grid import experiment_tables, run_experiment
 from gmc_core.reporting.run_records import round_mantissa, write_tables
+from gmc_core.rollouts.packaged_models import PACKAGED
 from gmc_core.training.run_directory import DamagedRecordError
 
 SMOKE = get_experiment("smoke")
@@ -125,6 +126,10 @@ def test_committed_tables_belong_to_their_experiments():
         assert (runs.probes is not None) == (experiment.probe is not None)
         assert (runs.events is not None) == (runs.ledgers is not None) == experiment.timed
         for model, group in runs.runs.groupby("model"):
+            if model in PACKAGED:
+                assert runs.provenance["model_revision"].startswith(PACKAGED[model].distribution)
+                assert group["model_fingerprint"].nunique() == 1
+                continue
             warm_start = json.loads((paths.ROOT / model / "warm_start.json").read_text())["fingerprint"]
             assert set(group["model_fingerprint"]) == {warm_start}
 

@@ -25,7 +25,7 @@ SMOLLM2 = RunConfig(
     evaluation_every=8,
     evaluation_prompts=100,
 )
-PROBE = QuestionProbe(samples=16, seconds=150.0)
+PROBE = QuestionProbe(samples=16, seconds=200.0)
 
 SMOLLM2_ADDITION = Experiment(
     name="smollm2_addition",
