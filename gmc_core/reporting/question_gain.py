@@ -45,7 +45,7 @@ def question_gain(tables: Runs, run_id: str, generator: np.random.Generator) -> 
     """Of one run in the tables. ValueError for a run whose questions were not asked before and after."""
     rows = tables.probes if tables.probes is None else tables.probes[tables.probes["run_id"] == run_id]
     if rows is None or "question" not in rows or rows["update"].nunique() != 2:
-        raise ValueError(f"run {run_id} of {tables.experiment} has no questions that were asked before and after it")
+        raise ValueError(f"run {run_id} of {tables.name} has no questions that were asked before and after it")
     first, last = rows["update"].min(), rows["update"].max()
     before, after = (rows[rows["update"] == update].set_index("question") for update in (first, last))
     after = after.loc[before.index]
