@@ -11,8 +11,8 @@ verl's `old_log_probs`, of the policy named by `trainer.gmc.weights_at`:
 
     "optimizer_step" (default)  the policy that is about to be updated. The advantage stage must then serve exactly one
         optimiser step, which is checked. With the loss `gmc_surrogate` the gradient is w A grad log pi, that of
-        `gmc_core.train`. verl's asynchronous trainers would take old log-probs from the policy at the last weight
-        synchronisation, swapping weights for it; this leaves the swap out.
+        `gmc_core.train`. verl's trainers with separate samplers would take old log-probs from the policy at the last
+        synchronisation of weights, swapping weights for it; this leaves the swap out.
     "old_policy"  verl's own choice, for any number of optimiser steps: w = pi_old / b, by whole groups, equal to the
         other only where the policy has not moved since. The rest, pi / pi_old, is left to the clipped token ratio of
         the loss `vanilla`, which multiplies by w; no group is capped in it.

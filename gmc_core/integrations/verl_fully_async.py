@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from gmc_core.integrations.verl import Weighting, check_config, rollout_weights  # first: it refuses other versions
+
+# isort: split
 import ray
 from verl import DataProto
 from verl.experimental.fully_async_policy import fully_async_main as recipe
 from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
-
-from gmc_core.integrations.verl import Weighting, check_config, rollout_weights
 
 # What is reached into, as it is in verl/experimental of version `gmc_core.integrations.verl.READ_IN`. Ray's actor
 # classes cannot be derived from; `__ray_actor_class__` is the class below, which verl itself takes the same way.
@@ -72,7 +73,8 @@ class TaskRunner(FullyAsyncTaskRunner):
     """The recipe's task runner, with this trainer in the place of verl's."""
 
     def _create_trainer(self, config: Any) -> None:
-        with patch.object(recipe, "FullyAsyncTrainer", ray.remote(num_cpus=10)(GMCFullyAsyncTrainer)):
+        remote = ray.remote(num_cpus=10)(GMCFullyAsyncTrainer)  # as many as verl asks for
+        with patch.object(recipe, "FullyAsyncTrainer", remote):
             super()._create_trainer(config)
 
 

@@ -1,6 +1,7 @@
 """verl's own loss path with our weights and our loss, against the reference of this project."""
 
 import importlib
+import sys
 import tomllib
 from importlib import metadata
 
@@ -318,8 +319,11 @@ def test_what_does_is_accepted_and_the_section_may_be_left_out():
 @pytest.mark.parametrize("version", ["0.8.0", "0.10.0", "1.0.0"])
 def test_a_version_outside_the_range_is_refused_with_the_range(monkeypatch, version):
     monkeypatch.setattr(metadata, "version", lambda name: version)
-    with pytest.raises(ImportError, match=rf"verl {version} .*verl>=0\.9,<0\.10.*pip install"):
-        importlib.reload(integration)
+    for name in ("verl", "verl_trainers", "verl_fully_async"):
+        monkeypatch.delitem(sys.modules, "gmc_core.integrations.verl", raising=False)
+        monkeypatch.delitem(sys.modules, f"gmc_core.integrations.{name}", raising=False)
+        with pytest.raises(ImportError, match=rf"verl {version} .*verl>=0\.9,<0\.10.*pip install"):
+            importlib.import_module(f"gmc_core.integrations.{name}")
 
 
 def test_the_extra_is_the_version_that_the_integration_was_read_in():
