@@ -1,10 +1,11 @@
 """What the comparison of a policy with its own snapshots says: estimates with intervals, and the planner beside them.
 
-Tables of `model_fidelity` (several runs of one model) or of one run. Each estimate is a mean over the runs with a 95 %
-bootstrap interval over them; with fewer than five runs the interval is that of the standard error over the prompts
-within the runs. Squares of gradients are relative to the squared norm of the fresh gradient, as ratios of sums over
-the runs. `paired` quantities compare with uncapped importance sampling on the same groups, which has no bias, and have
-less noise than those against fresh rollouts.
+Tables of `model_fidelity` (several runs of one model) or of one run. Each estimate is a mean over the runs. Their 95 %
+interval is that of the standard error over the prompts, taken as if all runs shared it, because they do share prompts
+and random numbers; or that of a bootstrap over five runs or more, whichever end lies farther out. Squares of gradients
+are relative to the squared norm of the fresh gradient, as ratios of sums over the runs. `paired` quantities compare
+with uncapped importance sampling on the same groups, which has no bias, and have less noise than those against fresh
+rollouts.
 """
 
 from __future__ import annotations
@@ -51,25 +52,25 @@ def rows_of(tables: Runs, kind: str) -> pd.DataFrame:
 
 
 def estimate(values: np.ndarray, errors: np.ndarray, generator: np.random.Generator) -> tuple[float, float, float]:
-    """Mean over runs with the ends of its 95 % interval, from the runs if there are `FEW`, else from their errors."""
+    """Mean over runs with the ends of its 95 % interval, see the text of the module."""
     return ratio_estimate(values, errors, np.ones_like(values), generator)
 
 
 def ratio_estimate(
     values: np.ndarray, errors: np.ndarray, scales: np.ndarray, generator: np.random.Generator
 ) -> tuple[float, float, float]:
-    """Sum of values by sum of scales over the runs, with the ends of its interval; the scales' own noise is left out
-    where the interval comes from the errors of fewer than `FEW` runs. NaN for a sum of scales that is not positive."""
+    """Sum of values by sum of scales over the runs, with the ends of its interval; the scales' own noise over the
+    prompts is left out. NaN for a sum of scales that is not positive."""
     total = scales.sum()
     if not total > 0:
         return np.nan, np.nan, np.nan
-    found = values.sum() / total
-    if len(values) < FEW:
-        half = HALF * np.sqrt(np.square(errors).sum()) / total
-        return found, found - half, found + half
-    draws = generator.integers(0, len(values), (RESAMPLES, len(values)))
-    below = scales[draws].sum(-1)
-    low, high = np.quantile(values[draws].sum(-1)[below > 0] / below[below > 0], [0.025, 0.975])
+    found, half = values.sum() / total, HALF * np.abs(errors).sum() / total
+    low, high = found - half, found + half
+    if len(values) >= FEW:
+        draws = generator.integers(0, len(values), (RESAMPLES, len(values)))
+        below = scales[draws].sum(-1)
+        ends = np.quantile(values[draws].sum(-1)[below > 0] / below[below > 0], [0.025, 0.975])
+        low, high = min(low, ends[0]), max(high, ends[1])
     return found, low, high
 
 

@@ -24,13 +24,16 @@ def tables(rows):
     return report.as_tables(rows)
 
 
-def test_few_runs_take_their_intervals_from_the_prompts_and_many_from_the_runs():
+def test_intervals_hold_the_scatter_of_prompts_as_if_shared_and_that_of_runs():
     generator = np.random.default_rng(0)
-    value, low, high = report.estimate(np.array([1.0, 3.0]), np.array([0.3, 0.4]), generator)
-    assert value == 2.0 and high - value == pytest.approx(1.96 * 0.5 / 2, rel=1e-3) and high - value == value - low
+    value, low, high = report.estimate(np.array([1.0, 3.0]), np.array([0.3, 0.5]), generator)
+    assert value == 2.0
+    assert (high - value, value - low) == pytest.approx((1.96 * 0.4, 1.96 * 0.4), rel=1e-3)
     runs = np.random.default_rng(1).normal(5.0, 2.0, 40)
-    value, low, high = report.estimate(runs, np.full(40, 1e9), generator)
+    value, low, high = report.estimate(runs, np.full(40, 1e-3), generator)
     assert value == pytest.approx(runs.mean()) and high - low == pytest.approx(2 * 1.96 * 2.0 / 40**0.5, rel=0.3)
+    value, low, high = report.estimate(runs, np.full(40, 10.0), generator)
+    assert high - low == pytest.approx(2 * 1.96 * 10.0, rel=1e-3)
     ratio = report.ratio_estimate(runs * 2, runs, np.full(40, 4.0), generator)
     assert ratio[0] == pytest.approx(runs.mean() / 2) and ratio[1] < ratio[0] < ratio[2]
     assert all(math.isnan(end) for end in report.ratio_estimate(runs, runs, np.zeros(40), generator))

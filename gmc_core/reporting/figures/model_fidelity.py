@@ -141,7 +141,7 @@ def draw(data: dict[str, Any]) -> Figure:
     )
     headline(fig, (
         f"c = 1 + {EPSILON:g}", counts,
-        "bars: 95 % interval, over the runs, or over the prompts of a single run",
+        "bars: 95 % interval, over prompts, or over runs where that is wider",
     ), (
         "bias and loss: against uncapped importance sampling on the same groups",
         "planner: delay up to which the predicted E(M - c)+ stays below the number at the line",
