@@ -147,6 +147,7 @@ def check_comparable(config: RunConfig) -> None:
         "divide_by_max_length": True,
         "optimizer": "sgd",
         "warmup_updates": 0,
+        "updates_per_batch": 1,
         "max_update_length": None,
         "rescale_to": None,
         "detached": True,

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 def with_fifo_delay(tables: Runs) -> Runs:
-    """The same tables, the delay of a live run in first-in, first-out order being its `max_staleness`.
+    """The same tables, the delay of a live run in first-in, first-out order being the age of the rollouts that the
+    first update of a batch learns from: the last one's, `max_staleness`, is `updates_per_batch` - 1 more.
 
     In its config such a run has delay 0: its schedule has no other. The comparisons of `run_comparisons` go by delay.
     """
     live = tables.runs["schedule"] == "bounded_staleness"
-    delay = tables.runs["delay"].where(~live, tables.runs["max_staleness"])
+    first = tables.runs["max_staleness"] - tables.runs["updates_per_batch"] + 1
+    delay = tables.runs["delay"].where(~live, first)
     return dataclasses.replace(tables, runs=tables.runs.assign(delay=delay))
 
 

@@ -29,6 +29,7 @@ class Backlog:
             in_order=config.is_deterministic,
             group_timeout=config.group_timeout,
             over_provision=config.over_provision,
+            updates_per_batch=config.updates_per_batch,
         )
         self._tickets = tickets
         self._groups: dict[int, Group] = {}  # generated and not yet trained on

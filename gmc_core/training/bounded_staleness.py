@@ -44,7 +44,8 @@ class BoundedStaleness:
     `in_order` takes tickets strictly in their order and issues at fixed points only, so that with one drained worker
     the schedule does not depend on time. `group_timeout`: seconds after which a group that is still being generated is
     given up. `over_provision`: additional groups in flight, as a fraction of P (rounded up), so that as many stragglers
-    do not hold a step.
+    do not hold a step. `updates_per_batch`: B updates learn from what one policy sampled; groups are then issued before
+    every B-th update only (and when drops leave the learner without), B P of them once the run is under way.
     """
 
     def __init__(
@@ -57,11 +58,13 @@ class BoundedStaleness:
         in_order: bool = False,
         group_timeout: float | None = None,
         over_provision: float = 0.0,
+        updates_per_batch: int = 1,
     ) -> None:
         for name, value, least in (
             ("max_staleness", max_staleness, 0),
             ("groups_per_update", groups_per_update, 1),
             ("updates", updates, 1),
+            ("updates_per_batch", updates_per_batch, 1),
         ):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"BoundedStaleness got {name}={value!r}; expected an integer of at least {least}")
@@ -73,10 +76,16 @@ class BoundedStaleness:
             raise ValueError(f"BoundedStaleness got group_timeout={group_timeout!r}; expected seconds above 0, or None")
         if not 0 <= over_provision < math.inf:
             raise ValueError(f"BoundedStaleness got over_provision={over_provision!r}; expected a fraction, at least 0")
+        if updates_per_batch > max_staleness + 1:
+            raise ValueError(
+                f"BoundedStaleness got updates_per_batch={updates_per_batch} with max_staleness={max_staleness}: the "
+                f"last update of a batch is {updates_per_batch - 1} updates from its policy; allow at least that"
+            )
         if in_order and (group_timeout is not None or over_provision):
             raise ValueError("BoundedStaleness in order has no time-out and no over-provision: both follow a clock")
         self.max_staleness, self.groups_per_update, self.updates = max_staleness, groups_per_update, updates
         self.when_exceeded, self.in_order, self.group_timeout = when_exceeded, in_order, group_timeout
+        self.updates_per_batch = updates_per_batch
         self.extra = math.ceil(over_provision * groups_per_update)
         self.version = 0  # of the learner: updates behind it
         self.ledger = Ledger()
@@ -95,8 +104,11 @@ class BoundedStaleness:
     def issue(self, now: float) -> list[int]:
         """New tickets, to be generated from version `self.version` on; as many as the capacity allows."""
         room = self.capacity - len(self._open)
-        if self.in_order and not (self._at_update or self._starving):
+        between = self.version % self.updates_per_batch != 0
+        if (between or (self.in_order and not self._at_update)) and not self._starving:
             return []
+        if between:  # only what this update lacks: the rest waits for the next batch
+            room = self.groups_per_update - len(self._open)
         self._at_update = False
         tickets = [self.ledger.issue() for _ in range(room)]
         for ticket in tickets:

@@ -216,7 +216,7 @@ def update_seconds(
     """Wall time of one update.
 
     On one GPU generation and learning share its operations, so their times add up. On GPUs of their own they overlap,
-    but for the synchronous loop, whose learner waits for every batch.
+    but where no batch is made ahead: there the learner waits for every one.
     """
     learning = update_flops(shape, config, lengths) / (gpu.flops * assumed.training)
     prefill = forward_flops(shape, config.prompts_per_update, lengths.prompt, 1) / (gpu.flops * assumed.prefill)
@@ -224,7 +224,7 @@ def update_seconds(
     decoding = decoding_seconds(shape, rollouts, lengths, config.response_limit, places, gpu, assumed)
     sync = 2 * shape.parameters / assumed.sync + assumed.sync_seconds
     generating = prefill + decoding + sync
-    if shared or config.max_staleness == 0:
+    if shared or config.max_staleness < config.updates_per_batch:
         return learning + generating
     return max(learning, generating)
 

@@ -7,12 +7,13 @@ Not run here: there was no GPU. Each tier is data; its runs are `RunConfig`s, it
 What the literature makes defensible, and what a tier takes of it: delays of 0, 16, 64 and 256 model updates, up to the
 256 of M2PO (arXiv 2510.01161), whose scripts (github.com/Infini-AI-Lab/M2PO, train-scripts) train on 64 prompts x 8
 rollouts an update with AdamW at 1e-6, temperature 1, no KL term, on DeepScaleR; and avg@32 on AIME, as DAPO evaluates
-(arXiv 2503.14476). M2PO samples a batch for four updates at once, so the age of its rollouts runs over four values.
-This project's schedules sample for every update anew: here all rollouts of an update have one age, in updates.
+(arXiv 2503.14476). As in M2PO, a batch is sampled for four updates at once (`updates_per_batch`), so the age of its
+rollouts runs from the delay to the delay + 3.
 
 The delay is that of a first-in, first-out queue: the live loop in its deterministic mode, one worker that takes weights
-and tickets strictly in order, so that after the first `delay` updates every batch is exactly that old. Until then the
-initial policy samples; a run must be longer than its delay by far.
+and tickets strictly in order, so that once the queue has turned over the first update of every batch is exactly `delay`
+updates from the policy that sampled it. Until then the initial policy samples; a run must be longer than its delay by
+far.
 
 Every method is run at every delay at one step size, and at further ones at the smallest and the largest delay: a method
 that only lacks its own step size must not look worse. Best, last and collapse step of a run come from its evaluations
@@ -106,7 +107,7 @@ class Tier:
         """One run: the method with the normaliser of its derivation, if it has one."""
         return self.base.replace(
             seed=seed,
-            max_staleness=delay,
+            max_staleness=delay + self.base.updates_per_batch - 1,
             estimator=estimator,
             learning_rate=learning_rate,
             normalizer=ESTIMATORS[estimator].normalizer or self.base.normalizer,
@@ -135,6 +136,8 @@ def fifo(model: str, **changes: Any) -> RunConfig:
         logits_mib=256,
         micro_batch_tokens=16_384,
         verifier_processes=4,
+        updates_per_batch=4,
+        max_staleness=3,
     ).replace(**changes)
 
 
@@ -156,8 +159,8 @@ TIERS: dict[str, Tier] = {
                 group_size=8,
                 max_new_tokens=256,
                 max_model_len=768,
-                updates=36,
-                evaluation_every=18,
+                updates=40,
+                evaluation_every=20,
                 evaluation_prompts=64,
                 engine_options={"gpu_memory_utilization": 0.3, "max_num_seqs": 128},
             ),

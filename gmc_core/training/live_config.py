@@ -83,6 +83,12 @@ def _check_combinations(config: RunConfig) -> None:
             f"RunConfig.delay is {config.delay}, but schedule='bounded_staleness' measures the age of its rollouts "
             "instead of fixing it; leave delay=0 and set max_staleness"
         )
+    if config.updates_per_batch > config.max_staleness + 1:
+        raise ValueError(
+            f"RunConfig.updates_per_batch is {config.updates_per_batch} with max_staleness={config.max_staleness}: the "
+            f"last update of a batch is {config.updates_per_batch - 1} updates from its policy; set max_staleness to "
+            "at least that"
+        )
     if config.workers == "inline" and config.worker_count > 1:
         raise ValueError(
             f"RunConfig.worker_count is {config.worker_count} with workers='inline': they would take turns in the "

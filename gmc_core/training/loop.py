@@ -74,7 +74,7 @@ class FixedDelayRun:
     def __init__(self, session: Session) -> None:
         self.session, self.config, self.policy = session, session.config, session.policy
         self.learner = Learner(self.policy, self.config)
-        self.schedule = FixedDelay(self.config.delay)
+        self.schedule = FixedDelay(self.config.delay, self.config.updates_per_batch)
         sampler = Policy(
             copy.deepcopy(self.policy.model), self.policy.tokenizer, self.policy.eos_ids, self.policy.fingerprint
         )

@@ -28,6 +28,7 @@ COUNTS = (
     "logits_mib",
     "worker_count",
     "engine_threads",
+    "updates_per_batch",
 )
 # Fields that the first records did not have: at their default they stay out of the hash, so old run ids stay.
 LATER_FIELDS = (
@@ -45,6 +46,7 @@ LATER_FIELDS = (
     "chat",
     "enable_thinking",
     "revision",
+    "updates_per_batch",
 )
 
 
@@ -53,7 +55,8 @@ class RunConfig:
     """A training run. Construction raises ValueError or TypeError for anything that cannot be run.
 
     Staleness: with `schedule="fixed_delay"`, `delay` is the age, in updates, of the policy that sampled each batch (0
-    is on-policy). `schedule="bounded_staleness"` is the live loop (below).
+    is on-policy). `schedule="bounded_staleness"` is the live loop (below). `updates_per_batch`: so many updates, each
+    on prompts of its own, learn from what one policy sampled; it ages by one with each of them.
     Step: `prompts_per_update` x `group_size` rollouts, `learning_rate`, `gradient_clip` (largest gradient norm, None
     for no clipping). `divide_by_max_length` divides the loss of `sequence_mean_token_sum` by the constant
     `max_new_tokens` (Dr. GRPO); the other normalisers have a length of their own.
@@ -144,6 +147,7 @@ class RunConfig:
     chat: bool = False
     enable_thinking: bool | None = None
     revision: str | None = None
+    updates_per_batch: int = 1
 
     def __post_init__(self) -> None:
         for name in COUNTS:

@@ -2,7 +2,9 @@
 
 `FixedDelay(delay)` is exact and reproducible: update t learns from rollouts of the policy as it was `delay` updates ago
 (the initial policy while t < delay). It keeps a ring of `delay + 1` snapshots, so a delayed run differs from an
-on-policy one in nothing but the age of the sampler. `BoundedStaleness` (bounded_staleness.py) is the live schedule.
+on-policy one in nothing but the age of the sampler. With `updates_per_batch` B it samples for B updates at once, as
+many trainers do, and the age of the rollouts runs from `delay` to `delay + B - 1`. `BoundedStaleness`
+(bounded_staleness.py) is the live schedule.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ class Snapshot:
 
 
 class FixedDelay:
-    """A ring of the last `delay + 1` policies; the oldest is the behaviour policy."""
+    """A ring of the last `delay + updates_per_batch` policies, one of which is the behaviour policy."""
 
-    def __init__(self, delay: int) -> None:
+    def __init__(self, delay: int, updates_per_batch: int = 1) -> None:
         if not isinstance(delay, int) or delay < 0:
             raise ValueError(f"FixedDelay got delay={delay!r}; expected a number of updates, an integer of at least 0")
-        self.delay = delay
-        self._ring: deque[Snapshot] = deque(maxlen=delay + 1)
+        if not isinstance(updates_per_batch, int) or updates_per_batch < 1:
+            raise ValueError(f"FixedDelay got updates_per_batch={updates_per_batch!r}; expected an integer above 0")
+        self.delay, self.updates_per_batch = delay, updates_per_batch
+        self._ring: deque[Snapshot] = deque(maxlen=delay + updates_per_batch)
 
     def push(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Record the policy after update `version`; versions come in order, starting anywhere."""
@@ -44,12 +48,15 @@ class FixedDelay:
 
     @property
     def behavior(self) -> Snapshot:
-        """The policy that samples the next batch: `delay` versions old, or the first one during start-up."""
+        """The policy that samples for the next update: `delay` updates older than the first update of its batch, or the
+        first policy during start-up."""
         if not self._ring:
             raise RuntimeError(
                 "FixedDelay holds no policy yet; push the initial one before asking for the behaviour policy"
             )
-        return self._ring[0]
+        newest = self._ring[-1].version
+        wanted = newest - newest % self.updates_per_batch - self.delay
+        return self._ring[max(0, wanted - self._ring[0].version)]
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:

@@ -55,8 +55,8 @@ def test_a_shrunken_tier_from_grid_to_results_and_benchmarks(tmp_path):
 
 def made_up(accuracy):
     runs = pd.DataFrame(
-        [{"run_id": "a", "estimator": "gmc", "delay": 0, "max_staleness": 64, "schedule": "bounded_staleness",
-          "learning_rate": 1e-6, "seed": 0}]
+        [{"run_id": "a", "estimator": "gmc", "delay": 0, "max_staleness": 67, "updates_per_batch": 4,
+          "schedule": "bounded_staleness", "learning_rate": 1e-6, "seed": 0}]
     )  # fmt: skip
     evaluations = pd.DataFrame({"run_id": "a", "update": range(0, 10 * len(accuracy), 10), "accuracy": accuracy})
     return Runs("made_up", runs, pd.DataFrame(), evaluations, {}, None, None, None)

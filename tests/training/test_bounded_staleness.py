@@ -45,6 +45,43 @@ def test_oldest_first_and_whole():
     assert s.next_batch() == (1, 5)  # of version 0, before ticket 6 of version 1
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(("k", "size", "updates"), [(3, 4, 12), (7, 4, 22), (5, 4, 21), (18, 4, 40)])
+def test_several_updates_learn_from_what_one_policy_sampled(k, size, updates, in_order):
+    s, ages = schedule(k=k, P=2, updates=updates, in_order=in_order, updates_per_batch=size), []
+    while s.version < updates:
+        tickets = s.issue(0.0)
+        assert not tickets or s.version % size == 0
+        arrive(s, *tickets)
+        batch = s.next_batch()
+        bounds = {s.bound(ticket) for ticket in batch}
+        ages.append(s.version - bounds.pop())
+        assert not bounds, "one policy for all groups of an update"
+        s.train(batch)
+    assert ages[: k + 1] == list(range(k + 1)), "the first policy until the queue has turned"
+    assert set(ages[k + 1 + size :]) <= set(range(k + 1 - size, k + 1))
+    assert s.ledger.counts()["trained"] == 2 * updates and s.ledger.counts()["dropped"] == 0
+
+
+def test_a_batch_of_several_updates_makes_up_for_what_was_dropped():
+    s = schedule(k=3, P=1, updates=8, updates_per_batch=4, in_order=True)
+    assert s.issue(0.0) == [0, 1, 2, 3]
+    arrive(s, 0, 1, 2)
+    s.drop(3, "verifier error")
+    for ticket in (0, 1, 2):
+        assert s.next_batch() == (ticket,)
+        s.train((ticket,))
+    assert s.issue(0.0) == [4], "the learner has nothing left: one group more, of the policy as it is now"
+    arrive(s, 4)
+    s.train((4,))
+    assert s.issue(0.0) == [5, 6, 7, 8]
+
+
+def test_a_batch_that_would_grow_too_old_is_refused():
+    with pytest.raises(ValueError, match="updates_per_batch=4 with max_staleness=2"):
+        schedule(k=2, updates_per_batch=4)
+
+
 def test_wait_does_not_overtake_what_would_then_be_too_old():
     s = schedule(k=2, P=1)
     s.issue(0.0)
@@ -181,6 +218,7 @@ class Simulation:
         self.draw = draw
         k, P, updates = draw(st.integers(0, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 8))
         options = {"when_exceeded": draw(st.sampled_from(["wait", "drop"]))}
+        options["updates_per_batch"] = draw(st.integers(1, k + 1))
         if draw(st.booleans()):
             options["in_order"] = True
         else:

@@ -18,7 +18,7 @@ def shrunk(tier: Tier, model: str) -> Tier:
     base = tier.base.replace(
         model=model, dtype="float32", device="cpu", engine="transformers", engine_options={}, task="addition",
         task_options={}, max_model_len=None, max_new_tokens=3, prompts_per_update=2, group_size=4, updates=4,
-        evaluation_every=2, evaluation_prompts=2, verifier_processes=1,
+        updates_per_batch=2, evaluation_every=2, evaluation_prompts=2, verifier_processes=1,
     )  # fmt: skip
     return dataclasses.replace(
         tier,
@@ -39,14 +39,15 @@ def test_the_grid_is_what_the_tier_says(tier):
     assert len({config.run_id for config in runs}) == len(runs)
     per_seed = len(tier.estimators) * len(tier.delays)
     assert len(runs) == per_seed * len(tier.seeds) + 2 * len(tier.sweep) * len(tier.estimators)
-    assert {config.max_staleness for config in runs} == set(tier.delays) and 0 in tier.delays
+    assert {config.updates_per_batch for config in runs} == {4}
+    assert {config.max_staleness for config in runs} == {delay + 3 for delay in tier.delays} and 0 in tier.delays
     assert {config.estimator for config in runs} == set(tier.estimators) and "gmc" in tier.estimators
     for config in runs:
-        assert config.is_live and config.is_deterministic, "first in, first out: exactly `delay` updates old"
+        assert config.is_live and config.is_deterministic, "first in, first out"
         assert config.updates >= 2 * config.max_staleness, "longer than its delay by far"
         assert (config.temperature, config.engine, config.device, config.delay) == (1.0, "vllm", "cuda", 0)
         if config.learning_rate != tier.learning_rate:
-            assert config.max_staleness in (min(tier.delays), max(tier.delays))
+            assert config.max_staleness - 3 in (min(tier.delays), max(tier.delays))
     assert MODELS[tier.base.model].revision, "a pinned checkpoint"
     EngineSpec(tier.base.engine, tier.base.model, tier.base.dtype, tier.base.device, options=tier.base.engine_options)
     assert tier.base.max_new_tokens + 4 * tier.lengths.prompt <= tier.base.max_model_len
@@ -104,10 +105,10 @@ def test_a_shrunken_tier_runs_from_grid_to_benchmark(tmp_path):
     tier = shrunk(TIERS["gpu_night"], save_qwen3(tmp_path / "model", instruct=False))
     runs = tier.runs
     assert len(runs) == 2 * 2 + 2 * 2 and all(isinstance(config, RunConfig) for config in runs)
-    picked = [runs[0], runs[2]]  # the synchronous loop, and a delay of 2
-    for config in picked:
+    picked = [(runs[0], [0, 1, 0, 1]), (runs[2], [0, 1, 2, 3])]  # no batch ahead, and a delay of 2
+    for config, staleness in picked:
         record = train(config.replace(workers="inline"), root=tmp_path / "runs")
-        assert [row["staleness"] for row in record.metrics] == [min(config.max_staleness, u) for u in range(4)]
+        assert [row["staleness"] for row in record.metrics] == staleness
         (path,) = evaluate_last(record, tier, tmp_path / "benchmarks")
         result = read_result(path)
         assert (result.problems, result.samples) == (100, 2) and result.settings["policy_version"] == 4

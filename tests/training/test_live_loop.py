@@ -97,6 +97,18 @@ def test_k_0_is_on_policy(tmp_path):
         assert abs(row["log_ratio_min"]) < 1e-4 and abs(row["log_ratio_max"]) < 1e-4
 
 
+def test_updates_that_share_a_batch_learn_from_one_policy_and_resume_like_any_other(tmp_path):
+    config = CONFIG.replace(max_staleness=3, updates_per_batch=2)
+    record = train(config, root=tmp_path / "whole")
+    assert [row["staleness"] for row in record.metrics] == [0, 1, 2, 3, 2, 3]
+    assert [row["behavior_version"] for row in record.metrics] == [0, 0, 0, 0, 2, 2]
+    with pytest.raises(Stop):
+        train(config, root=tmp_path / "resumed", checkpoint_seconds=0, on_update=stop_at(3))
+    assert contents(train(config, root=tmp_path / "resumed").path) == contents(record.path)
+    with pytest.raises(ValueError, match=r"updates_per_batch is 5 with max_staleness=3"):
+        config.replace(updates_per_batch=5)
+
+
 def test_a_chat_template_that_is_not_there_is_missed_at_once(tmp_path):
     with pytest.raises(ValueError, match="no chat template: use chat=False for a base model"):
         train(CONFIG.replace(chat=True), root=tmp_path)

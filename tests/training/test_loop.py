@@ -58,6 +58,16 @@ def test_record_of_a_run(whole):
     assert not (whole.path / CHECKPOINT).exists()
 
 
+def test_updates_that_share_a_batch_learn_from_one_policy_and_resume_like_any_other(tmp_path):
+    config = CONFIG.replace(delay=1, updates_per_batch=2)
+    record = train(config, root=tmp_path / "whole")
+    assert [row["behavior_version"] for row in record.metrics] == [0, 0, 1, 1, 3, 3]
+    assert [row["staleness"] for row in record.metrics] == [0, 1, 1, 2, 1, 2]
+    with pytest.raises(Stop):
+        train(config, root=tmp_path / "resumed", checkpoint_seconds=0, on_update=stop_at(3))
+    assert contents(train(config, root=tmp_path / "resumed").path) == contents(record.path)
+
+
 def test_a_finished_run_is_reused(whole):
     before = {path: path.stat().st_mtime_ns for path in whole.path.iterdir()}
     again = train(CONFIG, root=whole.path.parent)

@@ -107,6 +107,7 @@ def test_every_field_enters_the_run_id():
         "ray_address": LIVE | {"workers": "ray", "ray_address": "auto"},
         "enable_thinking": {"chat": True, "enable_thinking": False},
         "revision": {"model": "elsewhere", "revision": "0123abc"},
+        "updates_per_batch": {"updates_per_batch": 4},
     }
     assert {*other, *live, *with_other, "task", "schedule"} == set(config.to_dict())
     changes = [{name: value} for name, value in other.items()] + [LIVE | {name: value} for name, value in live.items()]

@@ -12,6 +12,18 @@ def test_the_behaviour_policy_is_exactly_that_old(delay):
     assert [snapshot.version for snapshot in schedule.snapshots] == list(range(9 - delay, 10))
 
 
+@pytest.mark.parametrize(("delay", "size"), [(0, 4), (3, 4), (5, 2), (16, 4)])
+def test_a_batch_of_several_updates_is_sampled_by_one_policy_that_ages(delay, size):
+    schedule = FixedDelay(delay, updates_per_batch=size)
+    ages = []
+    for version in range(40):
+        schedule.push(version, {})
+        first = version - version % size
+        assert schedule.behavior.version == max(0, first - delay)
+        ages.append(version - schedule.behavior.version)
+    assert ages[-size:] == list(range(delay, delay + size)) and len(schedule.snapshots) == delay + size
+
+
 def test_a_gap_in_the_versions_is_an_error():
     schedule = FixedDelay(2)
     schedule.push(4, {})
@@ -22,5 +34,7 @@ def test_a_gap_in_the_versions_is_an_error():
 def test_bad_delay_and_empty_ring():
     with pytest.raises(ValueError, match="delay=-1"):
         FixedDelay(-1)
+    with pytest.raises(ValueError, match="updates_per_batch=0"):
+        FixedDelay(1, updates_per_batch=0)
     with pytest.raises(RuntimeError, match="push the initial one"):
         _ = FixedDelay(0).behavior

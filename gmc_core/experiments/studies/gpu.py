@@ -35,8 +35,9 @@ Question: what does the age of the rollouts do to GRPO on a Qwen3 checkpoint, an
 - Methods {", ".join(tier.estimators)}; delays {", ".join(map(str, tier.delays))} updates, first in, first out; seeds
   {", ".join(map(str, tier.seeds))}; AdamW at {tier.learning_rate:g}.{sweep}
 - {base.prompts_per_update} prompts x {base.group_size} rollouts an update, {base.updates} updates; temperature 1, no KL
-  term, std-normalised advantages, gradient norm clipped at {base.gradient_clip:g}. Every update has rollouts of its
-  own: a batch is not divided among several updates.
+  term, std-normalised advantages, gradient norm clipped at {base.gradient_clip:g}. A batch is sampled by one policy for
+  {base.updates_per_batch} updates, each on prompts of its own: its rollouts are from the delay to the delay +
+  {base.updates_per_batch - 1} updates old.
 - Until the delay is over the initial policy samples, in every method alike.
 - Measured: one response to each of {base.evaluation_prompts} held-out questions every {base.evaluation_every} updates;
   best and last accuracy, and the update at which a run falls below half of its best for good.{after}
