@@ -118,7 +118,7 @@ MODEL_FIDELITY_SMOLLM2 = Experiment(
     version=2,
     question="The same on SmolLM2-135M-Instruct, a pretrained language model",
     protocol=fill(f"""\
-# Protocol: model_fidelity_smollm2, version 2 (written 2026-11-30, before the run)
+# Protocol: model_fidelity_smollm2, version 2 (written 2026-11-30, before the runs)
 
 Question: as in `model_fidelity`, on pretrained weights of real size.
 
