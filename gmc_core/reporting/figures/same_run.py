@@ -21,8 +21,9 @@ def draw(runs: Mapping[str, tuple[Rows, Rows]], *, other: str) -> Figure:
     for name, (updates, evaluations) in runs.items():
         style = estimator_style(name)
         x = _column(updates, "update")
-        left.plot(x, _column(updates, "change"), **style.line(marker=None, alpha=0.55, label=f"{style.label}: change"))
-        # an exact 0 has no place on a logarithmic axis
+        change = _column(updates, "change")
+        change[change == 0] = np.nan  # an update without any advantage; 0 has no place on a logarithmic axis
+        left.plot(x, change, **style.line(marker=None, alpha=0.55, label=f"{style.label}: change"))
         apart = np.maximum(_column(updates, "difference"), 1e-10)
         left.plot(x, apart, **style.points(markersize=3.5, label=f"{style.label}: difference"))
         x = _column(evaluations, "update")
