@@ -102,11 +102,21 @@ def test_what_is_said_of_smollm2():
     assert f"b)$ is {ends(drift, 'kl_forward', '.2f')}, half the variance {drift['half_variance']:.2f} nats" in text
     assert f"is {listed(found.excess(), '.3f')} at G = 4 to 64" in text
     by_kl, by_variance = (report.prediction_errors(found.law, column) for column in ("from_kl", "from_variance"))
-    assert f"factor of {by_kl.median():.1f} with the KL and {by_variance.median():.1f} with the variance" in text
+    assert f"factor of {by_kl.median():.1f} with the KL (up to {by_kl.max():.0f})" in text
+    assert f"and {by_variance.median():.1f} with the variance (n = {len(by_kl)} settings)" in text
+    assert found.law.loc[[1, 4, 16]].xs(0.2, level="epsilon")["excess_group"].max() < 1e-3
     check = report.plan_check(found.tables, 0.05)
     assert f"judges {check['right'].sum()} of {len(check)} rightly at a target of .05" in text
-    first, last = (found.gradient.loc[(64, size, "gmc")] for size in (4, 64))
-    assert f"{ends(first, 'paired_bias', '.3f')} at G = 4 and {ends(last, 'paired_bias', '.4f')} at G = 64" in text
+    first, middle = (found.gradient.loc[(64, size, "gmc")] for size in (4, 16))
+    assert f"{ends(first, 'paired_bias', '.3f')} at G = 4 and {ends(middle, 'paired_bias', '.3f')} at G = 16" in text
+    assert f"truncation has {ends(found.gradient.loc[(64, 16, 'tic_truncate')], 'paired_bias', '.2f')}" in text
+
+
+@pytest.mark.skipif(not complete(SMOLLM2, paths.COMMITTED_RUNS), reason="SmolLM2 has no committed records")
+def test_what_is_said_of_missed_tails(tiny):
+    text, drift = paragraph("Part of the caution"), report.drift_table(load_runs(SMOLLM2)).loc[64]
+    assert f"{ends(drift, 'mean_ratio', '.2f')} for SmolLM2" in text
+    assert f"{ends(tiny.drift.loc[64], 'mean_ratio', '.2f')} for the tiny model" in text
 
 
 def test_the_settings_of_every_profile_fit_their_schedules():
