@@ -28,6 +28,25 @@ def with_fifo_delay(tables: Runs) -> Runs:
     return dataclasses.replace(tables, runs=tables.runs.assign(delay=delay))
 
 
+def at_step_size(tables: Runs, learning_rate: float) -> Runs:
+    """The runs of a tier at one step size, each with its delay: what figure 5 is drawn from.
+
+    ValueError when there is none.
+    """
+    tables = with_fifo_delay(tables)
+    runs = tables.runs[tables.runs["learning_rate"] == learning_rate]
+    if runs.empty:
+        raise ValueError(
+            f"no run of {tables.name} has learning_rate {learning_rate:g}; there are "
+            f"{', '.join(f'{rate:g}' for rate in sorted(set(tables.runs['learning_rate'])))}"
+        )
+    kept = {
+        name: table[table["run_id"].isin(runs["run_id"])]
+        for name, table in (("metrics", tables.metrics), ("evaluations", tables.evaluations))
+    }
+    return dataclasses.replace(tables, runs=runs, **kept)
+
+
 def tier_results(tables: Runs) -> pd.DataFrame:
     """One row per run: estimator, delay, learning rate, seed; accuracy before training, the best with its update, the
     last; and `collapse_update`, the evaluation from which on it is below half of its best so far, to the end (NaN for a

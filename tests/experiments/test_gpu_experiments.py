@@ -13,6 +13,7 @@ from gmc_core.experiments.grids import get_experiment
 from gmc_core.experiments.run_grid import experiment_tables
 from gmc_core.reporting import gpu_results
 from gmc_core.reporting.evaluation import read_result
+from gmc_core.reporting.figures import staleness
 from gmc_core.reporting.run_comparisons import summary_table
 from gmc_core.reporting.run_records import Runs
 from gmc_core.training.gpu_tiers import TIERS
@@ -45,6 +46,12 @@ def test_a_shrunken_tier_from_grid_to_results_and_benchmarks(tmp_path):
     ]  # fmt: skip
     assert gpu_results.results_markdown(tables).count("\n") == 2 + 4
     assert set(summary_table(gpu_results.with_fifo_delay(tables), np.random.default_rng(0))["delay"]) == {0, 2}
+
+    drawn = staleness.figure_data(gpu_results.at_step_size(tables, tier.learning_rate))
+    assert list(drawn["delay"]) == [0, 2] and set(drawn["names"]) == {"gmc", "ppo_clip"}
+    staleness.draw_common(drawn)
+    with pytest.raises(ValueError, match="there are 1e-06"):
+        gpu_results.at_step_size(tables, 0.1)
 
     picked = dataclasses.replace(tier, delays=(2,), estimators=("gmc",))
     (path,) = evaluate_tier(picked, tmp_path / "shrunk")
