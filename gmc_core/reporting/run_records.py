@@ -201,9 +201,24 @@ def write_tables(
         "dirty": before["dirty"] or any(record.provenance["dirty"] for record in records),
         "cpu_seconds": round(cpu_seconds, 1),
         **{key: value for key, value in first.items() if key not in ("commit", "dirty")},
+        **_elsewhere(records, before),
     }
     write_atomically(folder / "provenance.json", (json.dumps(provenance, indent=2) + "\n").encode())
     return folder
+
+
+def _elsewhere(records: Sequence[RunRecord], before: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Tables grow over machines and environments: `other_machine`, `other_versions`, `other_lock`, each of what some
+    of the runs were made with besides what the first of the new ones names. Left out where there is none.
+    """
+    found = {}
+    for key in ("machine", "versions", "lock"):
+        main = records[0].provenance.get(key)
+        seen = [*before.get(f"other_{key}", []), before.get(key), *(each.provenance.get(key) for each in records)]
+        others = [value for n, value in enumerate(seen) if value not in (None, main) and value not in seen[:n]]
+        if others:
+            found[f"other_{key}"] = others
+    return found
 
 
 def _rows_of(table: pd.DataFrame, run_ids: Sequence[str]) -> pd.DataFrame:

@@ -100,11 +100,17 @@ def test_tables_grow_over_several_sessions(folders, tmp_path):
     partial = load_runs("smoke", root=tmp_path, allow_partial=True)
     assert not partial.complete and partial.runs["run_id"].tolist() == order[::2]
 
+    provenance = json.loads((tmp_path / "smoke" / "provenance.json").read_text())
+    there = provenance["machine"] | {"processor": "of another machine"}
+    (tmp_path / "smoke" / "provenance.json").write_text(json.dumps(provenance | {"machine": there}))
+
     build = tmp_path / "build"
     grown = experiment_tables(SMOKE, recompute=True, tables_root=tmp_path, build_root=build, report=lambda _: None)
     assert sorted(path.name for path in (build / "smoke").iterdir() if path.is_dir()) == sorted(order[1::2])
     whole = load_runs("smoke", root=folders[0])
     assert grown.complete and whole.complete
+    assert grown.provenance["machine"] == whole.provenance["machine"] == provenance["machine"]
+    assert grown.provenance["other_machine"] == [there] and "other_versions" not in grown.provenance
     timings = ["wall_seconds", "cpu_seconds"]
     pd.testing.assert_frame_equal(grown.runs.drop(columns=timings), whole.runs.drop(columns=timings))
     pd.testing.assert_frame_equal(grown.metrics, whole.metrics)
