@@ -253,7 +253,9 @@ def test_every_import_is_declared():
 
 def unmet(names) -> set[str]:
     """'package needs requirement' for these installed packages, as `pip check` finds it."""
-    installed = {canonicalize_name(each.metadata["Name"]): each.version for each in distributions()}
+    installed: dict[str, str] = {}
+    for each in distributions():  # the first on the path is the one that is imported; setuptools puts older ones behind
+        installed.setdefault(canonicalize_name(each.metadata["Name"]), each.version)
     found = set()
     for name in names:
         for line in distribution(name).requires or []:

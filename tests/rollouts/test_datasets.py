@@ -46,7 +46,7 @@ GSM8K = [gsm8k_row(first, second) for first in range(2, 22) for second in range(
 def test_the_registry_holds_what_is_promised():
     assert set(TRAINING_SETS) == {"gsm8k", "math", "dapo_math", "deepscaler"}
     assert set(BENCHMARKS) == {"math_500", "aime_2024", "aime_2025", "amc23", "minerva", "olympiadbench"}
-    assert set(TASKS) == {"running_sums", "reasoning_gym", *DATASETS}
+    assert set(TASKS) == {"running_sums", "addition", "reasoning_gym", *DATASETS}
 
 
 @pytest.mark.parametrize("name", DATASETS)
