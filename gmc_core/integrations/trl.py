@@ -50,11 +50,10 @@ from torch import Tensor
 from gmc_core.estimators import ESTIMATORS, Estimator, make_estimator
 from gmc_core.estimators.checks import check_choice
 from gmc_core.integrations.gathered_groups import gathered_weights
-from gmc_core.integrations.versions import check_version
+from gmc_core.integrations.versions import TRL, check_version
 
-INSTALL = "pip install trl==1.16.0"
 READ_IN = "1.16.0"
-check_version("trl", (1, 16), (1, 17), INSTALL)
+check_version(*TRL)
 
 # What is reached into beyond TRL's documented methods, as it is in trl/trainer/grpo_trainer.py of version READ_IN.
 PRIVATE_METHODS = {

@@ -12,14 +12,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gmc_core.integrations.versions import check_version
+from gmc_core.integrations.versions import TRL, check_version
 from gmc_core.rollouts.policy import load_policy
 from gmc_core.rollouts.random_streams import stream_generator
 from gmc_core.rollouts.tasks import Prompt, make_task
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.session import model_path
 
-INSTALL = "pip install trl==1.16.0"
+INSTALL = TRL[-1]
 SCALE_REWARDS = {"std": "group", "center": "none"}  # advantages of ours that TRL has too, by their name there
 
 
@@ -52,7 +52,7 @@ def trl_trainer(
     Raises: ValueError for a config whose update TRL cannot take, ImportError without TRL 1.16.
     """
     check_comparable(config)
-    check_version("trl", (1, 16), (1, 17), INSTALL)
+    check_version(*TRL)
     from datasets import Dataset
     from transformers import PrinterCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from importlib import metadata
 
+TRL = ("trl", (1, 16), (1, 17), "pip install trl==1.16.0")  # what `check_version` takes
+
 
 def check_version(package: str, at_least: tuple[int, int], below: tuple[int, int], install: str) -> str:
     """The installed version of `package`. ImportError when it is missing or outside [at_least, below)."""
