@@ -22,8 +22,11 @@ from gmc_core import paths
 from gmc_core.experiments.experiment import Experiment, Probe
 from gmc_core.reporting.run_records import Runs, load_runs, write_tables
 from gmc_core.reporting.timelines import RunTimeline
+from gmc_core.rollouts.remembered import RolloutMemory
 from gmc_core.training.run_config import RunConfig
 from gmc_core.training.run_directory import DamagedRecordError, RunClaimedError, RunRecord
+
+MEMORY = RolloutMemory()  # of a worker process: its runs with one seed sample their initial policy once
 
 
 @dataclass
@@ -201,7 +204,7 @@ def _train(config: RunConfig, root: Path, probe: Probe | None) -> tuple[RunRecor
     folder = root / config.run_id
     new = not (folder / "summary.json").exists()
     if probe is not None:
-        return train(config, root=root, observe=probe.observer(folder)), new
+        return train(config, root=root, observe=probe.observer(folder), memory=MEMORY), new
     if not folder.exists() and (other := finished_elsewhere(config, root)) is not None:
         copy = root / f".{config.run_id}.copy-{os.getpid()}"
         shutil.copytree(other, copy)
@@ -210,4 +213,4 @@ def _train(config: RunConfig, root: Path, probe: Probe | None) -> tuple[RunRecor
         except OSError:  # another process was faster
             shutil.rmtree(copy)
         new = False
-    return train(config, root=root), new
+    return train(config, root=root, memory=MEMORY), new

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from gmc_core import paths
 from gmc_core.rollouts.engine import TransformersEngine
 from gmc_core.rollouts.policy import Policy, load_policy, snapshot
 from gmc_core.rollouts.random_streams import stream_generator
+from gmc_core.rollouts.remembered import RememberingEngine, RolloutMemory
 from gmc_core.rollouts.scoring import score_groups
 from gmc_core.rollouts.trajectories import Batch
 from gmc_core.training.checkpoints import load_checkpoint, save_checkpoint
@@ -31,6 +33,7 @@ def train(
     checkpoint_seconds: float = 30.0,
     on_update: Callable[[dict[str, float]], None] | None = None,
     observe: Callable[[TrainingView], None] | None = None,
+    memory: RolloutMemory | None = None,
 ) -> RunRecord:
     """Run `config` to its end and return its record; reuse a finished record, resume an interrupted one.
 
@@ -39,7 +42,8 @@ def train(
     run writes the same bytes to metrics.jsonl and evaluations.jsonl as an uninterrupted one; else it trains on every
     prompt that the checkpoint had issued, and on none twice. `on_update` receives the metrics of each update, `observe`
     a view of the policy behind it; neither changes the record, but for its seconds. After an interruption both see the
-    updates since the last checkpoint again.
+    updates since the last checkpoint again. `memory` is shared by runs of this process: those of fixed delay that begin
+    alike then sample their initial policy once, with the same record as without it.
 
     Raises RunClaimedError if another process is on this run, FileNotFoundError if the model is missing, DiskFullError
     when the record cannot be written, RolloutFailure when the live loop cannot go on; what was computed stays.
@@ -47,7 +51,7 @@ def train(
     if config.is_live:
         from gmc_core.training.live_loop import LiveRun as Run
     else:
-        Run = FixedDelayRun
+        Run = partial(FixedDelayRun, memory=memory)
 
     def load() -> Policy:
         dtype = getattr(torch, config.dtype)
@@ -71,14 +75,15 @@ def train(
 class FixedDelayRun:
     """A run of schedule "fixed_delay": sampling and learning take turns, the sampler is a policy of fixed age."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, memory: RolloutMemory | None = None) -> None:
         self.session, self.config, self.policy = session, session.config, session.policy
         self.learner = Learner(self.policy, self.config)
         self.schedule = FixedDelay(self.config.delay, self.config.updates_per_batch)
         sampler = Policy(
             copy.deepcopy(self.policy.model), self.policy.tokenizer, self.policy.eos_ids, self.policy.fingerprint
         )
-        self.engine = TransformersEngine(sampler, encode=session.encoder())
+        engine = TransformersEngine(sampler, encode=session.encoder())
+        self.engine = engine if memory is None else RememberingEngine(engine, memory)
         self.checkpoint_path = session.directory.path / CHECKPOINT
         self.done = 0  # updates behind us
 

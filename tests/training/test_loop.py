@@ -11,6 +11,7 @@ import pytest
 
 from gmc_core import paths
 from gmc_core.estimators import METRICS
+from gmc_core.rollouts.remembered import RolloutMemory
 from gmc_core.training.checkpoints import load_checkpoint
 from gmc_core.training.learner import Learner
 from gmc_core.training.loop import summarize, train
@@ -66,6 +67,19 @@ def test_updates_that_share_a_batch_learn_from_one_policy_and_resume_like_any_ot
     with pytest.raises(Stop):
         train(config, root=tmp_path / "resumed", checkpoint_seconds=0, on_update=stop_at(3))
     assert contents(train(config, root=tmp_path / "resumed").path) == contents(record.path)
+
+
+def test_runs_that_begin_alike_share_the_rollouts_of_their_initial_policy(whole, tmp_path):
+    memory = RolloutMemory()
+    for hits, estimator in ((0, "gmc"), (3, "tic_mask"), (6, "gmc")):  # three updates learn from version 0
+        config = CONFIG.replace(estimator=estimator)
+        record = train(config, root=tmp_path / str(hits), memory=memory)
+        assert memory.hits == hits
+        expected = whole if estimator == "gmc" else train(config, root=tmp_path / "alone")
+        assert contents(record.path) == contents(expected.path)
+    with pytest.raises(Stop):
+        train(CONFIG, root=tmp_path / "resumed", checkpoint_seconds=0, on_update=stop_at(2), memory=memory)
+    assert contents(train(CONFIG, root=tmp_path / "resumed", memory=memory).path) == contents(whole.path)
 
 
 def test_a_finished_run_is_reused(whole):
