@@ -15,12 +15,14 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.backends import backend_pdf
 from matplotlib.figure import Figure
 
 from gmc_core.files import write_atomically
@@ -29,6 +31,7 @@ from gmc_core.reporting.figure_log import log_figures
 from gmc_core.reporting.profiles import Profile, get_profile
 
 SIGNIFICANT_DIGITS = 6
+PDF_DECIMALS = 6  # of a coordinate in points
 PNG_HASH_KEY = "Data-SHA256"
 _STAMP_GID = "profile-stamp"
 
@@ -125,6 +128,25 @@ def stamp_figure(fig: Figure, text: str) -> None:
     )  # fmt: skip
 
 
+@contextmanager
+def _short_numbers_in_pdf() -> Iterator[None]:
+    """Six decimals for every number, as matplotlib writes the points of a path, not ten.
+
+    The tenth decimal of a marker's place is noise: vectorised logarithms may round in another way from one process to
+    the next, with the alignment of an array in memory, and one digit among thousands would change the bytes.
+    """
+    original = backend_pdf.pdfRepr
+
+    def short(value: Any) -> bytes:
+        return original(round(float(value), PDF_DECIMALS) if isinstance(value, (float, np.floating)) else value)
+
+    backend_pdf.pdfRepr = short
+    try:
+        yield
+    finally:
+        backend_pdf.pdfRepr = original
+
+
 def render(fig: Figure, digest: str, title: str, kinds: Sequence[str] = ("png", "pdf")) -> dict[str, bytes]:
     """The files of a drawing as `save_figure` writes them, by kind; `digest` is the data hash they carry."""
     rendered = {}
@@ -132,7 +154,7 @@ def render(fig: Figure, digest: str, title: str, kinds: Sequence[str] = ("png", 
         "png": {PNG_HASH_KEY: digest, "Title": title, "Software": None},
         "pdf": {"Keywords": f"data-sha256={digest}", "Title": title, "CreationDate": None},
     }
-    with mpl.rc_context(DETERMINISTIC_RC):
+    with mpl.rc_context(DETERMINISTIC_RC), _short_numbers_in_pdf():
         for kind in kinds:
             buffer = io.BytesIO()
             fig.savefig(buffer, format=kind, dpi=150, metadata=metadata[kind], facecolor="white")

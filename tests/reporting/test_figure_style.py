@@ -18,7 +18,7 @@ from PIL import Image
 
 from gmc_core.estimators import ESTIMATORS
 from gmc_core.reporting import figure_style as style
-from gmc_core.reporting.figure_files import PNG_HASH_KEY, canonical_data, decode_data
+from gmc_core.reporting.figure_files import PNG_HASH_KEY, canonical_data, decode_data, render
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB -> linear RGB seen with each deficiency.
 DEFICIENCIES = {
@@ -98,6 +98,22 @@ def test_same_figure_same_bytes_and_untouched_files(folder):
     side_bytes = paths[3].read_bytes()
     style.save_figure(a_figure(), "demo", data=data, profile="cpu")
     assert paths[3].read_bytes() == side_bytes
+
+
+def test_the_last_bits_of_a_coordinate_do_not_change_the_bytes():
+    generator = np.random.default_rng(0)
+    pixels = generator.uniform(100, 400, (2, 2000))
+    last_bits = generator.uniform(-1e-12, 1e-12, pixels.shape)
+
+    def drawn(shift):
+        fig, ax = plt.subplots()
+        ax.plot(*(pixels + shift), "o", transform=None)
+        files = render(fig, "0" * 64, "markers")
+        plt.close(fig)
+        return files
+
+    assert drawn(last_bits) == drawn(0.0)
+    assert drawn(1e-4)["pdf"] != drawn(0.0)["pdf"]
 
 
 def test_new_drawing_or_new_data_is_written(folder):
