@@ -12,7 +12,7 @@ from PIL import Image
 from gmc_core.reporting.figure_files import stamp_figure
 
 DPI = 90
-COLOURS = 64  # the thin lines of a training figure keep their hues; 256 take a sixth more bytes in figure 5, a quarter in 6
+COLOURS = 64  # thin lines keep their hues; 256 take a sixth more bytes in figure 5, a quarter in figure 6
 
 
 def inline(fig: Figure, *, dpi: float = DPI, stamp: str | None = None) -> InlineImage:
