@@ -15,6 +15,7 @@ ROOT = _CHECKOUT if (_CHECKOUT / "pyproject.toml").exists() else Path.cwd()
 DATA = ROOT / "data"
 COMMITTED_RUNS = DATA / "runs"  # data/runs/<experiment>/: compact tables, committed
 TINY_QWEN3 = DATA / "tiny_qwen3"  # the warm start, committed
+WARM_STARTS = DATA / "warm_starts"  # those of the studies of length and of starting accuracy, committed
 FIGURES = ROOT / "figures"  # png + pdf + provenance, committed
 NOTEBOOKS = ROOT / "notebooks"
 

@@ -3,6 +3,10 @@
 First clean solutions teach the form and the sums, then a noisy teacher (each running sum corrupted with some
 probability, the error carried on) brings the sampled accuracy down to a level from which reinforcement can learn.
 A base model that knows the form and is often wrong is what reasoning RL starts from; this is its small image.
+
+From clean solutions alone the sums are learnt all at once after a plateau; when it ends is a matter of rounding, and on
+a long task it may never. With `easy_steps` it is short: sums of zeros and ones show where to look, rows whose largest
+digit varies then how to add.
 """
 
 from __future__ import annotations
@@ -28,8 +32,8 @@ from gmc_core.rollouts.tiny_qwen3 import character_tokenizer, tiny_qwen3
 class WarmStart:
     """The recipe. `corruption` is the probability that the noisy teacher gets one running sum wrong.
 
-    `shorter` holds (digits, clean steps) of tasks that come first, shortest first: a long task is hardly learnt from
-    scratch, and soon from the next shorter one.
+    `easy_steps` come first, on digits 0 and 1; if there are any, each row of the clean steps has a largest digit of its
+    own, uniform from 1 to 9. The noisy steps are always on the task itself.
     """
 
     digits: int = 6
@@ -41,14 +45,23 @@ class WarmStart:
     corruption: float = 0.33
     seed: int = 0
     evaluation_prompts: int = 4096
-    shorter: tuple[tuple[int, int], ...] = ()
+    easy_steps: int = 0
 
 
 def teacher_batch(
-    task: RunningSums, tokenizer, count: int, corruption: float, generator: torch.Generator
+    task: RunningSums,
+    tokenizer,
+    count: int,
+    corruption: float,
+    generator: torch.Generator,
+    *,
+    largest: torch.Tensor | int = 9,
 ) -> torch.Tensor:
-    """Token ids of `count` prompts with their worked responses and end of sequence, (count, 4 * digits + 2)."""
-    digits = torch.randint(0, 10, (count, task.digits), generator=generator)
+    """Token ids of `count` prompts with their worked responses and end of sequence, (count, 4 * digits + 2).
+
+    `largest`: the largest digit of a prompt, 1 to 9, of all or of each (count, 1).
+    """
+    digits = torch.randint(0, 10, (count, task.digits), generator=generator) * (largest + 1) // 10
     wrong = torch.rand((count, task.digits), generator=generator) < corruption
     wrong[:, 0] = False  # the first running sum copies a digit; there is nothing to add up wrongly
     shift = torch.randint(1, 10, (count, task.digits), generator=generator) * wrong
@@ -57,6 +70,15 @@ def teacher_batch(
         for row, errors in zip(digits.tolist(), shift.tolist(), strict=True)
     ]
     return torch.tensor(tokenizer(texts, add_special_tokens=False)["input_ids"])
+
+
+def largest_digits(phase: str, recipe: WarmStart, generator: torch.Generator) -> torch.Tensor | int:
+    """What a batch of this phase has as largest digit: one for all rows, or one each (batch size, 1)."""
+    if phase == "easy":
+        return 1
+    if phase == "clean" and recipe.easy_steps:
+        return torch.randint(1, 10, (recipe.batch_size, 1), generator=generator)
+    return 9
 
 
 def train_warm_start(recipe: WarmStart, *, model=None, progress=print) -> tuple[Policy, dict[str, float | int]]:
@@ -69,20 +91,19 @@ def train_warm_start(recipe: WarmStart, *, model=None, progress=print) -> tuple[
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.clean_learning_rate)
     measured: dict[str, float | int] = {"evaluation_prompts": recipe.evaluation_prompts}
     phases = (
-        *(
-            (f"clean_{digits}_digits", digits, steps, recipe.clean_learning_rate, 0.0)
-            for digits, steps in recipe.shorter
-        ),
-        ("clean", recipe.digits, recipe.clean_steps, recipe.clean_learning_rate, 0.0),
-        ("noisy", recipe.digits, recipe.noisy_steps, recipe.noisy_learning_rate, recipe.corruption),
+        ("easy", recipe.easy_steps, recipe.clean_learning_rate, 0.0),
+        ("clean", recipe.clean_steps, recipe.clean_learning_rate, 0.0),
+        ("noisy", recipe.noisy_steps, recipe.noisy_learning_rate, recipe.corruption),
     )
+    task, prompt_length = RunningSums(recipe.digits), 2 * recipe.digits
     started = time.perf_counter()
-    for phase, digits, steps, learning_rate, corruption in phases:
-        task, prompt_length = RunningSums(digits), 2 * digits
+    for phase, steps, learning_rate, corruption in phases:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         for step in range(steps):
-            ids = teacher_batch(task, tokenizer, recipe.batch_size, corruption, generator).to(model.device)
+            largest = largest_digits(phase, recipe, generator)
+            ids = teacher_batch(task, tokenizer, recipe.batch_size, corruption, generator, largest=largest)
+            ids = ids.to(model.device)
             logits = model(input_ids=ids, use_cache=False).logits[:, prompt_length - 1 : -1]
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, prompt_length:].flatten())
             optimizer.zero_grad(set_to_none=True)
@@ -93,8 +114,8 @@ def train_warm_start(recipe: WarmStart, *, model=None, progress=print) -> tuple[
                     f"{phase} step {step + 1}/{steps}: loss {loss.item():.3f} ({time.perf_counter() - started:.0f} s)"
                 )
         policy = Policy(model, tokenizer, (tokenizer.eos_token_id,), weights_fingerprint(model))
-        if digits != recipe.digits:
-            continue
+        if phase == "easy":
+            continue  # it knows zeros and ones
         measured[f"accuracy_after_{phase}"] = warm_start_accuracy(policy, recipe)
         progress(f"{phase} phase done: sampled accuracy {measured[f'accuracy_after_{phase}']:.3f}")
     return policy, measured
@@ -130,16 +151,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--corruption", type=float, default=0.33)
     parser.add_argument("--clean-steps", type=int, default=240)
     parser.add_argument("--noisy-steps", type=int, default=120)
-    parser.add_argument(
-        "--shorter",
-        nargs="*",
-        default=[],
-        metavar="DIGITS:STEPS",
-        help="clean steps on shorter tasks before, e.g. 6:240",
-    )
+    parser.add_argument("--easy-steps", type=int, default=0, help="steps on digits 0 and 1 first (default: none)")
     arguments = vars(parser.parse_args(argv))
     output = arguments.pop("output")
-    arguments["shorter"] = tuple(tuple(map(int, entry.split(":"))) for entry in arguments["shorter"])
     recipe = WarmStart(**arguments)
     torch.set_num_threads(1)
     policy, measured = train_warm_start(recipe, progress=lambda line: print(line, file=sys.stderr))
