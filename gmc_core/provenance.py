@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 
 from gmc_core import paths
@@ -23,13 +24,15 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def git_state() -> dict[str, str | bool | None]:
-    """`{"commit": ..., "dirty": ...}`; dirty means uncommitted changes in gmc_core/, data/ or notebooks/.
+def git_state(*, without: Sequence[str] = ()) -> dict[str, str | bool | None]:
+    """`{"commit": ..., "dirty": ...}`; dirty means uncommitted changes in gmc_core/, data/ or notebooks/, those in the
+    folders `without` (relative to the checkout) left out.
 
     Both are None outside a git checkout.
     """
     commit = _git("rev-parse", "HEAD")
-    changes = _git("status", "--porcelain", "--", *_SOURCES) if commit else None
+    left_out = [f":(exclude){folder}" for folder in without]
+    changes = _git("status", "--porcelain", "--", *_SOURCES, *left_out) if commit else None
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 

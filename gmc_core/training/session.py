@@ -63,7 +63,9 @@ class Session:
         self.evaluation_prompts = evaluation_prompts(
             self.task, config.evaluation_prompts, stream_generator(EVALUATION_SEED, "evaluation prompts")
         )
-        self._sources = git_state()  # when the run starts: commits made meanwhile are not what it ran
+        # When the run starts: commits made meanwhile are not what it ran. Tables of runs are no source of a run: those
+        # that an earlier experiment of the same command has just written must not make this one "dirty".
+        self._sources = git_state(without=["data/runs"])
         self.seconds = {"wall": 0.0, "cpu": 0.0}
         self._started = (time.perf_counter(), time.process_time())
         self._last_checkpoint = time.perf_counter()
