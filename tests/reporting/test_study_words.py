@@ -1,0 +1,150 @@
+"""The words of notebook 06 on the tuned menu and the studies, tied to the data of the committed figures."""
+
+import nbformat
+import numpy as np
+import pytest
+
+from gmc_core import paths
+from gmc_core.reporting.claims import ledger
+from gmc_core.reporting.figure_style import load_figure_data
+
+
+def paragraph(start):
+    cell = nbformat.read(paths.NOTEBOOKS / "06_qwen3_staleness_experiments.ipynb", as_version=4).cells[-1].source
+    text = cell[cell.index("### Each method at its own step size") : cell.index("## What this does not show")]
+    (found,) = [line.split("\n\n")[0] for line in text.split("\n- ") if line.startswith(f"**{start}")]
+    return found
+
+
+class Study:
+    """The data of a figure, by the names of its methods and settings."""
+
+    def __init__(self, figure):
+        self.data = load_figure_data(figure)
+        self.names = [str(name) for name in self.data["names"]]
+        self.settings = [str(x) for x in self.data["settings" if "settings" in self.data else "delay"]]
+
+    def __call__(self, key, name, setting=None):
+        row = self.data[key][self.names.index(name)]
+        return row if setting is None else row[self.settings.index(str(setting))]
+
+    def lost(self, name, setting):
+        return int(self("collapsed", name, setting).sum())
+
+
+def listed(values, form="{}"):
+    """1, 2 and 3."""
+    *head, last = [form.format(value) for value in values]
+    return f"{', '.join(head)} and {last}"
+
+
+def signed(row):
+    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row)
+
+
+@pytest.fixture(scope="module")
+def menu():
+    return Study("fig5_staleness")
+
+
+def test_what_is_said_of_the_menu(menu):
+    text, positive = paragraph("GMC is quick"), slice(1, None)
+    core = menu.names[:10]
+    area = {name: menu("area_mean", name)[positive, 0].mean() for name in core}
+    best = sorted(area, key=area.get, reverse=True)
+    assert best[:4] == ["gmc", "is", "tic_truncate", "m2po"]
+    assert f"({area['gmc']:.3f}; full IS {area['is']:.3f}, TIC truncate {area['tic_truncate']:.3f}, M2PO" in text
+    assert f"M2PO {area['m2po']:.3f}, the others at most {area[best[4]]:.3f})" in text
+    lost = {name: [int(n) for n in menu("collapsed", name)[positive].sum(-1)] for name in core}
+    assert f"it lost {listed(lost['gmc'])} of five runs at delays 8, 16, 32, 64 and 128" in text
+    assert f"TIC truncate lost {listed(lost['tic_truncate'])}" in text
+    assert [name for name in core if not any(lost[name])] == ["m2po"]
+    slow = menu("area_mean", "m2po")[positive, 0]
+    for k in (0, 1):
+        assert max(core, key=lambda name: menu("area_mean", name)[positive, 0][k]) == "m2po"
+    assert "({:.3f} and {:.3f})".format(*slow[:2]) in text and "({:.3f} and {:.3f})".format(*slow[3:]) in text
+
+
+def test_what_is_said_of_the_verdict(menu):
+    text = paragraph("Claim C8a")
+    (verdict,) = [row for row in ledger() if row.id == "C8a"]
+    assert f"**Claim C8a: {verdict.verdict}" in text
+    assert f"step {menu('step_size', 'gmc', 64):g}, lost {['no', 'one', 'two'][menu.lost('gmc', 64)]} of five" in text
+    assert menu.lost("tic_truncate", 64) == 1
+    assert not any(menu.lost(name, 64) for name in ("is", "water_filling", "m2po", "topr"))
+    at_128 = {name: menu("final_difference_mean", name, 128) for name in menu.names[:10]}
+    assert f"ended at {menu('final_mean', 'gmc', 128)[0]:.3f}" in text and menu.lost("gmc", 128) == 0
+    assert f"by {-at_128['m2po'][0]:.3f} and {-at_128['ppo_clip'][0]:.3f}" in text
+    surely = {name for name, (_, _, high) in at_128.items() if high < 0}
+    assert surely == set(menu.names[:10]) - {"gmc", "snis"}
+    assert f"({signed(at_128['snis'])})" in text
+
+
+def test_what_is_said_of_the_step(menu):
+    text, mixture = paragraph("The step"), Study("figS11_mixture")
+    assert mixture("learning_rate", "gmc", 64) == 0.05 and mixture.lost("gmc", 64) == 0
+    assert (
+        f"none of ten (area {mixture('area_mean', 'gmc', 64)[0]:.3f}; {menu('area_mean', 'gmc', 64)[0]:.3f} at" in text
+    )
+
+
+def test_what_is_said_of_the_seeds(menu):
+    text, mixture = paragraph("Five seeds"), Study("figS11_mixture")
+    assert menu("step_size", "gmc", 32) == mixture("learning_rate", "gmc", 32) == 0.05
+    assert (menu.lost("gmc", 32), mixture.lost("gmc", 32)) == (0, 8)
+    assert "none of five" in text and "8 of ten" in text
+
+
+def test_what_is_said_of_mean_and_shape():
+    text, study = paragraph("Shape, not mean"), Study("figS9_mean_and_shape")
+    for rule in ("tic_truncate", "tic_mask", "ppo_clip", "uncorrected"):
+        for delay in (32, 64):
+            assert signed(study("area_difference_mean", f"{rule} at the mean of gmc", delay)) in text, (rule, delay)
+    for rule in ("tic_truncate", "tic_mask"):
+        low = [study("area_difference_mean", f"gmc at the mean of {rule}", delay) for delay in (32, 64)]
+        assert listed([row[0] for row in low], "{:+.3f}") in text
+
+
+def test_what_is_said_of_the_optimizer():
+    text, study = paragraph("Step length"), Study("figS1_optimizer")
+    assert study.data["final"].shape[-1] == 3
+    bare = {name: study.lost(name, "SGD, no clip") for name in study.names}
+    assert bare == {"gmc": 3, "tic_truncate": 1, "tic_mask": 0, "snis": 3, "ppo_clip": 2}
+    assert study.data["collapsed"][:, [study.settings.index(f"AdamW {rate}") for rate in ("3e-5", "1e-4")]].sum() == 0
+    finals = [study("final_mean", name, "AdamW 1e-4")[0] for name in ("gmc", "snis", "tic_truncate", "tic_mask")]
+    assert f"{listed(finals, '{:.3f}')} " in text and f"{study('final_mean', 'ppo_clip', 'AdamW 1e-4')[0]:.3f}" in text
+    updates, followed = study.data["length_updates"][0], study.data["length_followed"][0]
+    edges = study.data["length_edges"]
+    assert followed[-1] == updates[-1] and f"All {updates[-1]} updates longer than {edges[-2]:g}" in text
+    short = edges[:-1] < 0.1
+    assert (
+        f"of {updates[short].sum()} shorter than 0.1 {100 * followed[short].sum() / updates[short].sum():.1f} %" in text
+    )
+
+
+def test_what_is_said_of_the_threshold():
+    text, study = paragraph("Threshold"), Study("figS3_threshold")
+    assert study.settings == ["0", "0.1", "0.2", "0.5", "1", "3"]
+    for name in ("gmc", "tic_truncate", "water_filling"):
+        assert listed([study.lost(name, setting) for setting in study.settings]) in text, name
+    mask = [study("area_mean", "tic_mask", setting)[0] for setting in study.settings]
+    assert (np.diff(mask) > 0).all() and f"from {mask[0]:.3f} to {mask[-1]:.3f}" in text
+    area = {name: study("area_mean", name, 0.1)[0] for name in study.names}
+    assert max(area, key=area.get) == "gmc" and f"{area['gmc']:.3f}" in text
+
+
+def test_what_is_said_of_the_mixture():
+    text, study = paragraph("The mixture"), Study("figS11_mixture")
+    rows = [f"mixture {alpha}" for alpha in ("0.1", "0.2", "0.5")]
+    assert f"{listed([study.lost(row, 32) for row in rows])} of ten" in text and "8 with GMC" in text
+    assert study.lost("gmc", 32) == 8
+    surely = [
+        (row, delay, key)
+        for row in rows
+        for delay in (32, 64)
+        for key in ("final", "area")
+        if np.prod(study(f"{key}_corrected", row, delay)[1:]) > 0
+    ]
+    assert surely == [("mixture 0.5", 64, "final")]
+    assert signed(study("final_corrected", "mixture 0.5", 64)) in text
+    assert signed(study("area_corrected", "mixture 0.2", 32)) in text
