@@ -148,3 +148,18 @@ def test_what_is_said_of_the_mixture():
     assert surely == [("mixture 0.5", 64, "final")]
     assert signed(study("final_corrected", "mixture 0.5", 64)) in text
     assert signed(study("area_corrected", "mixture 0.2", 32)) in text
+
+
+def test_what_is_said_of_advantage_and_normaliser():
+    text, study = paragraph("Advantage and normaliser"), Study("figS6_advantage")
+    variants = study.settings[:5]
+    assert study.data["final"].shape[-1] == 3 and all("detached" in name for name in study.settings[5:])
+    for name, label in (("gmc", "GMC"), ("snis", "self-normalised IS"), ("tic_truncate", "TIC truncate"),
+                        ("ppo_clip", "PPO clip"), ("tic_mask", "TIC mask")):  # fmt: skip
+        area = [study("area_mean", name, variant)[0] for variant in variants]
+        assert f"{label} {min(area):.3f} to {max(area):.3f}" in text, name
+    lost = {name: [study.lost(name, variant) for variant in variants] for name in study.names}
+    assert {name: sorted(lost[name], reverse=True) for name in lost if any(lost[name])} == {
+        "tic_truncate": [1, 1, 0, 0, 0], "snis": [1, 1, 0, 0, 0]
+    }  # fmt: skip
+    assert [study.lost("gmc", setting) for setting in study.settings[5:]] == [1, 0]
