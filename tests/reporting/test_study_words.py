@@ -163,3 +163,17 @@ def test_what_is_said_of_advantage_and_normaliser():
         "tic_truncate": [1, 1, 0, 0, 0], "snis": [1, 1, 0, 0, 0]
     }  # fmt: skip
     assert [study.lost("gmc", setting) for setting in study.settings[5:]] == [1, 0]
+
+
+def test_what_is_said_of_the_group_size():
+    text, study = paragraph("Group size"), Study("figS2_group_size")
+    excess = dict(zip(map(str, study.data["excess_rules"]), study.data["excess_mean"][..., 0], strict=True))
+    assert (np.diff(excess["gmc"]) < 0).all()
+    assert f"from {excess['gmc'][0]:.3f} at $G=4$ to {excess['gmc'][-1]:.3f} at $G=64$" in text
+    for rule in ("tic_truncate", "tic_mask"):
+        assert f"at {excess[rule].min():.3f} to {excess[rule].max():.3f}" in text
+    area = [study("area_mean", "gmc", size)[0] for size in study.settings]
+    assert f"mean area is {listed(area, '{:.3f}')} and it" in text
+    assert f"lost {listed([study.lost('gmc', size) for size in study.settings])} of three runs" in text
+    assert [study.lost("tic_truncate", size) for size in (32, 64)] == [0, 0]
+    assert listed([study("area_mean", "tic_truncate", size)[0] for size in (32, 64)], "{:.3f}") in text
