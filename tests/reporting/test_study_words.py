@@ -1,5 +1,7 @@
 """The words of notebook 06 on the tuned menu and the studies, tied to the data of the committed figures."""
 
+import json
+
 import nbformat
 import numpy as np
 import pytest
@@ -177,3 +179,17 @@ def test_what_is_said_of_the_group_size():
     assert f"lost {listed([study.lost('gmc', size) for size in study.settings])} of three runs" in text
     assert [study.lost("tic_truncate", size) for size in (32, 64)] == [0, 0]
     assert listed([study("area_mean", "tic_truncate", size)[0] for size in (32, 64)], "{:.3f}") in text
+
+
+def test_what_is_said_of_the_starting_accuracy():
+    text, study = paragraph("Starting accuracy"), Study("figS5_starting_accuracy")
+    lost = {name: [study.lost(name, start) for start in ("weak", "strong")] for name in study.names}
+    assert lost == {"gmc": [4, 5], "tic_truncate": [0, 0], "tic_mask": [0, 0], "snis": [5, 5], "ppo_clip": [0, 0]}
+    for start in ("weak", "strong"):
+        area = {name: study("area_mean", name, start)[0] for name in study.names}
+        assert max(area, key=area.get) == "tic_truncate"
+        record = json.loads((paths.WARM_STARTS / start / "warm_start.json").read_text())["measured"]
+        assert f"({100 * record['accuracy_after_noisy']:.1f} %" in text
+    for name, label in (("tic_truncate", "(area "), ("gmc", "GMC ")):
+        pair = listed([study("area_mean", name, start)[0] for start in ("weak", "strong")], "{:.3f}")
+        assert label + pair in text
