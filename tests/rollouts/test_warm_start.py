@@ -55,13 +55,18 @@ def test_the_cards_give_the_accuracies_that_were_measured():
         assert f"{100 * value:.1f} %" in row, row
 
 
-def test_with_easy_steps_there_was_no_plateau():
-    """After the clean steps every model made with them was far above a form without sums (one in ten)."""
+def test_with_easy_steps_the_sums_were_learnt():
+    """After the clean steps nearly every single addition was right, whatever the number of digits.
+
+    An error is uniform and carried on, so accuracy = 0.1 + 0.9 x^(digits - 1) with x = 1 - 10 / 9 P(error); a form
+    without sums has x = 0.
+    """
+    assert len(WARM_STARTS) > 1
     for folder in WARM_STARTS:
         record = json.loads((folder / "warm_start.json").read_text())
-        if WarmStart(**record["recipe"]).easy_steps:
-            assert record["measured"]["accuracy_after_clean"] > 0.5, folder.name
-    assert len(WARM_STARTS) > 1
+        recipe, accuracy = WarmStart(**record["recipe"]), record["measured"]["accuracy_after_clean"]
+        if recipe.easy_steps:
+            assert ((accuracy - 0.1) / 0.9) ** (1 / (recipe.digits - 1)) > 0.85, folder.name
 
 
 def test_easy_rows_have_small_digits():
