@@ -4,9 +4,9 @@ First clean solutions teach the form and the sums, then a noisy teacher (each ru
 probability, the error carried on) brings the sampled accuracy down to a level from which reinforcement can learn.
 A base model that knows the form and is often wrong is what reasoning RL starts from; this is its small image.
 
-From clean solutions alone the sums are learnt all at once after a plateau; when it ends is a matter of rounding (card of
-`data/tiny_qwen3`). With `easy_steps` they are learnt in the steps of the cards in `data/warm_starts`: sums of zeros and ones show where to look, rows whose largest
-digit varies then how to add.
+From clean solutions alone the sums are learnt all at once after a plateau; when it ends is a matter of rounding (model
+card of `data/tiny_qwen3`). With `easy_steps` they were learnt at every length that was tried (`data/warm_starts`): sums
+of zeros and ones show where to look, rows whose largest digit varies then how to add.
 """
 
 from __future__ import annotations
