@@ -15,6 +15,7 @@ from gmc_core.experiments.studies.mean_and_shape import MEAN_AND_SHAPE
 from gmc_core.experiments.studies.mixture import MIXTURE, MIXTURE_TUNING
 from gmc_core.experiments.studies.model_fidelity import MODEL_FIDELITY, MODEL_FIDELITY_SMOLLM2
 from gmc_core.experiments.studies.optimizer import OPTIMIZER
+from gmc_core.experiments.studies.smaller_steps import SMALLER_STEPS
 from gmc_core.experiments.studies.smoke import SMOKE
 from gmc_core.experiments.studies.smollm2_addition import SMOLLM2_ADDITION
 from gmc_core.experiments.studies.starting_accuracy import STARTING_ACCURACY
@@ -33,6 +34,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         THRESHOLD,
         LENGTH,
         STARTING_ACCURACY,
+        SMALLER_STEPS,
         ADVANTAGE,
         MIXTURE_TUNING,
         MIXTURE,

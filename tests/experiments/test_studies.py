@@ -23,6 +23,7 @@ STUDIES = (
     "threshold",
     "length",
     "starting_accuracy",
+    "smaller_steps",
     "advantage",
 )
 
@@ -72,8 +73,10 @@ def test_the_main_grid_is_what_its_protocol_says():
 
 
 def test_costs_stay_in_their_budgets():
-    for name in (*STUDIES, "mixture"):
-        assert experiment_seconds(get_experiment(name)) < 3600 * 1.05, name
+    seconds = {name: experiment_seconds(get_experiment(name)) for name in (*STUDIES, "mixture")}
+    seconds["smaller_steps"] *= 2 / 3  # a third of its runs are those of starting_accuracy
+    for name in seconds:
+        assert seconds[name] < 3600 * 1.05, name
     assert experiment_seconds(get_experiment("main_tuning")) + experiment_seconds(get_experiment("main")) < 3600 * 8.5
 
 
@@ -84,7 +87,9 @@ def test_no_run_appears_twice_and_studies_share_their_reference_runs():
         assert len({config.run_id for config in configs}) == len(configs) > 0
     for name in (*STUDIES, "mixture"):
         shared = {config.run_id for config in planned(name)} & at_tuned
-        assert shared if name != "mixture" else not shared, name
+        assert shared if name not in ("mixture", "smaller_steps") else not shared, name
+    of_starts = {config.run_id for config in planned("starting_accuracy")}
+    assert len({config.run_id for config in planned("smaller_steps")} & of_starts) == 5 * 2 * 5
 
 
 def test_fresh_runs_use_what_the_tuning_tables_choose(tmp_path, monkeypatch):
@@ -140,6 +145,12 @@ def test_what_the_studies_vary():
     assert epsilons == {0, 0.1, 0.2, 0.5, 1, 3}
     assert {config.task_options.get("digits", 6) for config in planned("length")} == {6, 12, 24}
     assert len(values("starting_accuracy", "model")) == 3
+    steps = {}
+    for config in planned("smaller_steps"):
+        steps.setdefault((config.estimator, config.model, config.seed), []).append(config.learning_rate)
+    assert len(steps) == 5 * 2 * 5
+    for rates in steps.values():
+        assert rates == pytest.approx([rates[0], rates[0] / 2, rates[0] / 4], rel=2e-3)
     assert values("advantage", "advantage") == {"std", "center", "length_corrected"}
     assert values("advantage", "detached") == {True, False}
     assert values("optimizer", "optimizer") == {"sgd", "adamw"} and None in values("optimizer", "gradient_clip")
