@@ -3,12 +3,16 @@
 One Ray for the module; the tests build upon each other's actors, since an actor takes seconds to start.
 """
 
+import contextlib
 import json
 import os
 import queue
 import signal
+import subprocess
+import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ import torch
 pytest.importorskip("ray", reason="Ray is not installed (make live)")
 
 import psutil
+import ray
 
 from gmc_core import paths
 from gmc_core.rollouts.continuous import GroupRequest
@@ -49,14 +54,28 @@ PROMPTS = RunningSums(6).sample_prompts(4, torch.Generator().manual_seed(0))
 GROUP_FIELDS = ("response_GT", "mask_GT", "behavior_logp_GT", "version_GT", "finished_G")
 
 
+@contextlib.contextmanager
+def lingering():
+    """A process that looks like one of Ray's and does not end when Ray does."""
+    words = [sys.executable, "-c", "import time; time.sleep(600)", str(Path(ray.__file__).parent)]
+    with subprocess.Popen(words) as process:
+        yield process
+        process.kill()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def ray_here():
-    assert ray_runtime.start_ray()
-    yield
-    below = psutil.Process().children(recursive=True)
-    ray_runtime.stop_ray()
-    _, left = psutil.wait_procs([p for p in below if ray_runtime.is_of_ray(p)], timeout=60)
-    assert not left
+    """Nothing of this Ray outlives `stop_ray`, not even what outlives Ray's own end; another's processes do."""
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(lingering())
+        assert ray_runtime.start_ray()
+        yield
+        late = stack.enter_context(lingering())
+        below = [p for p in psutil.Process().children(recursive=True) if ray_runtime.is_of_ray(p)]
+        assert {other.pid, late.pid} < {p.pid for p in below}
+        ray_runtime.stop_ray()
+        left = [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        assert [p.pid for p in left] == [other.pid], left
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,10 @@ VARIABLES = {  # what the user has set stays
 }
 LOGICAL_CPUS = 1024  # on one machine workers share the CPUs as processes do; none waits for another to end
 ATTEMPTS = 3
+ENDING_SECONDS = 5.0  # what Ray's processes get to end by themselves, once Ray was shut down
+
+# Ray's processes below this one when Ray was started here, which are not ours to end; None: it was not started here.
+_others: set[psutil.Process] | None = None
 
 
 def start_ray(address: str | None = None) -> bool:
@@ -64,22 +68,34 @@ def _check_port(address: str) -> None:
 
 
 def stop_ray() -> None:
-    """Leave the cluster. A Ray that was started here ends with everything in it."""
+    """Leave the cluster. A Ray that was started here ends with everything in it, within seconds.
+
+    Ray itself ends its daemons. An actor's process that is just coming up outlives them by minutes, looking for the
+    one that started it, and a failed start leaves all that was there: what still runs after `ENDING_SECONDS` is killed.
+    """
+    global _others
+    ours = _ours()
     with contextlib.suppress(Exception):  # it may have died before, and nothing is left to save
         ray.shutdown()
+    ours |= _ours()  # what came up meanwhile
+    _, left = psutil.wait_procs(ours, timeout=ENDING_SECONDS)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(left, timeout=ENDING_SECONDS)
+    _others = None
 
 
 def _start_here(quiet: dict[str, Any]) -> None:
+    global _others
     before = _processes()
     for attempt in range(1, ATTEMPTS + 1):
+        _others = before
         try:
             ray.init(address="local", num_cpus=LOGICAL_CPUS, include_dashboard=False, **quiet)
             return
         except Exception as error:
             stop_ray()
-            for process in _processes() - before:  # Ray leaves them until this process ends
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
             # Ray gives its helpers 15 s to come up and itself 30 s, both fixed; on a busy machine that may not do.
             if attempt == ATTEMPTS or "timed out" not in str(error):
                 raise RuntimeError(
@@ -88,9 +104,25 @@ def _start_here(quiet: dict[str, Any]) -> None:
                 ) from error
 
 
+def _ours() -> set[psutil.Process]:
+    """What belongs to the Ray that was started here: its processes and all below them."""
+    if _others is None:
+        return set()
+    found = _processes() - _others
+    return found.union(*(_children(process) for process in found))
+
+
 def _processes() -> set[psutil.Process]:
     """Ray's own processes below this one."""
-    return {process for process in psutil.Process().children(recursive=True) if is_of_ray(process)}
+    return {process for process in _children(psutil.Process()) if is_of_ray(process)}
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    """All below it, at every depth; none when it has ended."""
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
 
 
 def is_of_ray(process: psutil.Process) -> bool:
