@@ -302,6 +302,10 @@ def test_settings_stand_in_their_natural_order(computed):
     assert list(computed["figS4_length"]["settings"]) == ["14", "26", "50"]
     start = computed["figS5_starting_accuracy"]
     assert list(start["settings"]) == ["weak", "tiny_qwen3", "strong"] and (np.diff(start["initial"]) > 0).all()
+    steps = computed["figS14_smaller_steps"]
+    assert set(steps["settings"]) == {f"{start} {step}" for start in ("weak", "strong") for step in steps["steps"]}
+    rates = steps["learning_rate"].reshape(len(steps["names"]), 2, 3)
+    np.testing.assert_allclose(rates[..., :1] / rates, np.broadcast_to([1, 2, 4], rates.shape), rtol=5e-3)
 
 
 def test_usable_step_sizes_need_a_score_above_the_start(tables):

@@ -52,6 +52,7 @@ SUPPLEMENTARY: dict[str, str] = {  # the studies (b) to (g), then what the main 
     "figS11_mixture": "mixture",
     "figS12_dead_zone": "dead_zone",
     "figS13_model_fidelity": "model_fidelity",
+    "figS14_smaller_steps": "smaller_steps",
 }
 FROM_RECORDS = ("fig1_timeline", "fig5_staleness", "fig6_dynamics", *SUPPLEMENTARY)
 

@@ -86,9 +86,7 @@ def compute(profile: Profile) -> dict[str, Any]:
 
     groups = np.geomspace(2, 128, 25)
     data["window_sizes"], data["window_delays"] = groups, np.array(WINDOW_DELAYS)
-    data["window"] = np.array(
-        [[window_setting(d).window(float(G), EPSILON) for G in groups] for d in WINDOW_DELAYS]
-    )
+    data["window"] = np.array([[window_setting(d).window(float(G), EPSILON) for G in groups] for d in WINDOW_DELAYS])
     data["window_closes"] = np.array([window_setting(d).largest_visible_group(EPSILON) for d in WINDOW_DELAYS])
 
     kls = np.array(profile.choose(smoke=[0.5, 1.0], cpu=[0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]))
