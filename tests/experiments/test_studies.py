@@ -7,7 +7,7 @@ import pytest
 
 from gmc_core import ESTIMATORS, paths
 from gmc_core.experiments import __main__ as command
-from gmc_core.experiments.cost import experiment_seconds
+from gmc_core.experiments.cost import experiment_seconds, run_seconds
 from gmc_core.experiments.experiment import chosen_step_sizes, placeholder
 from gmc_core.experiments.grids import EXPERIMENTS, get_experiment
 from gmc_core.experiments.protocols import write_protocols
@@ -74,7 +74,9 @@ def test_the_main_grid_is_what_its_protocol_says():
 
 def test_costs_stay_in_their_budgets():
     seconds = {name: experiment_seconds(get_experiment(name)) for name in (*STUDIES, "mixture")}
-    seconds["smaller_steps"] *= 2 / 3  # a third of its runs are those of starting_accuracy
+    known = {config.run_id for name in ("starting_accuracy", "length") for config in planned(name)}
+    new = [config for config in planned("smaller_steps") if config.run_id not in known]
+    seconds["smaller_steps"] = sum(run_seconds(config) for config in new)
     for name in seconds:
         assert seconds[name] < 3600 * 1.05, name
     assert experiment_seconds(get_experiment("main_tuning")) + experiment_seconds(get_experiment("main")) < 3600 * 8.5
@@ -88,8 +90,9 @@ def test_no_run_appears_twice_and_studies_share_their_reference_runs():
     for name in (*STUDIES, "mixture"):
         shared = {config.run_id for config in planned(name)} & at_tuned
         assert shared if name not in ("mixture", "smaller_steps") else not shared, name
-    of_starts = {config.run_id for config in planned("starting_accuracy")}
-    assert len({config.run_id for config in planned("smaller_steps")} & of_starts) == 5 * 2 * 5
+    smaller = {config.run_id for config in planned("smaller_steps")}
+    assert len(smaller & {config.run_id for config in planned("starting_accuracy")}) == 5 * 2 * 5
+    assert len(smaller & {config.run_id for config in planned("length")}) == 5 * 2 * 2
 
 
 def test_fresh_runs_use_what_the_tuning_tables_choose(tmp_path, monkeypatch):
@@ -148,7 +151,7 @@ def test_what_the_studies_vary():
     steps = {}
     for config in planned("smaller_steps"):
         steps.setdefault((config.estimator, config.model, config.seed), []).append(config.learning_rate)
-    assert len(steps) == 5 * 2 * 5
+    assert len(steps) == 5 * (5 + 5 + 2)
     for rates in steps.values():
         assert rates == pytest.approx([rates[0], rates[0] / 2, rates[0] / 4], rel=2e-3)
     assert values("advantage", "advantage") == {"std", "center", "length_corrected"}
