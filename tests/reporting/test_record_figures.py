@@ -303,8 +303,9 @@ def test_settings_stand_in_their_natural_order(computed):
     start = computed["figS5_starting_accuracy"]
     assert list(start["settings"]) == ["weak", "tiny_qwen3", "strong"] and (np.diff(start["initial"]) > 0).all()
     steps = computed["figS14_smaller_steps"]
-    assert set(steps["settings"]) == {f"{start} {step}" for start in ("weak", "strong") for step in steps["steps"]}
-    rates = steps["learning_rate"].reshape(len(steps["names"]), 2, 3)
+    assert set(steps["settings"]) == {f"{start} {step}" for start in steps["starts"] for step in steps["steps"]}
+    rates = steps["learning_rate"].reshape(len(steps["names"]), 3, 3)
+    assert steps["starts"] == ["weak", "strong", "digits_24"] and np.isnan(steps["area"][:, 6:, 2:]).all()
     np.testing.assert_allclose(rates[..., :1] / rates, np.broadcast_to([1, 2, 4], rates.shape), rtol=5e-3)
 
 
