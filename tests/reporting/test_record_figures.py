@@ -329,11 +329,24 @@ def test_mixtures_are_compared_with_and_without_correction(computed):
         assert (corrected[..., 1] < plain[..., 1]).all() and (plain[..., 2] < corrected[..., 2]).all()
 
 
-def test_relative_bias_is_a_ratio_of_sums_and_cosines_need_a_gradient(tables, computed):
+def test_relative_bias_of_resolved_probes_and_their_median(tables, computed):
     data, probes = computed["figS10_fidelity"], load_runs("fidelity", root=tables)
-    rows = probes.probes.merge(probes.runs[["run_id", "delay"]].astype({"run_id": str}), on="run_id")
-    own = rows.query("estimator == 'snis' and delay == 64 and group_size == 16 and update == 32")
-    where = data["rules"].index("snis"), 1, 1, data["update"].tolist().index(32)
-    assert data["bias"][where] == pytest.approx(own["bias_squared"].sum() / own["fresh_norm_squared"].sum())
-    assert data["cosine"][where] == pytest.approx(own["cosine"].mean()) and len(own) == data["runs"] == 4
-    assert np.isnan(data["cosine"][..., -1]).all() and np.isfinite(data["bias"][..., -1]).all()
+    rows = probes.probes.merge(
+        probes.runs[["run_id", "delay", "seed", "estimator"]]
+        .rename(columns={"estimator": "driver"})
+        .astype({"run_id": str}),
+        on="run_id",
+    )
+    (own,) = rows.query(
+        "estimator == 'snis' and delay == 64 and group_size == 16 and update == 32 and seed == 11 and driver == 'gmc'"
+    ).to_dict("records")
+    probe = list(zip(data["driver"], data["seed"], data["update"], strict=True)).index(("gmc", 11, 32))
+    snis = data["rules"].index("snis")
+    assert data["bias"][snis, 1, 1, probe] == pytest.approx(own["bias_squared"] / own["fresh_norm_squared"])
+    assert data["cosine"][snis, 1, 1, probe] == own["cosine"]
+    last = data["update"] == data["update"].max()
+    assert data["runs"] == last.sum() == 4
+    for name in ("bias", "variance", "cosine", "update_cosine"):  # the last probe has next to no fresh gradient
+        assert np.isnan(data[name][..., last]).all() and np.isfinite(data[name][..., ~last]).all()
+        np.testing.assert_allclose(data[f"{name}_median"][..., 0], np.nanmedian(data[name], -1))
+    assert (data["resolved"] == (~last).sum()).all()

@@ -33,11 +33,11 @@ SMALLER_STEPS = Experiment(
     protocol=fill(f"""\
 # Protocol: smaller_steps, version 1 (written 2026-11-30, before the runs)
 
-Question: where a step size tuned elsewhere lost runs, is the method a bad one or only too fast? At the step sizes tuned
-from the start of `main`, gmc lost 9 of ten runs from the weak and the strong start of `starting_accuracy` and snis all
-ten, the other three methods none; in `length`, gmc and snis learnt nothing or lost what they had with responses of 50
-tokens, in both runs at the tuned step size and at half of it. A step size that suits one start need not suit another, so the order seen there may be one
-of step sizes.
+Question: where a step size tuned elsewhere lost runs, is the method a bad one or only too fast? At the step sizes
+tuned from the start of `main`, gmc lost 9 of ten runs from the weak and the strong start of `starting_accuracy` and
+snis all ten, the other three methods none; in `length`, gmc and snis learnt nothing or lost what they had with
+responses of 50 tokens, in both runs at the tuned step size and at half of it. A step size that suits one start need
+not suit another, so the order seen there may be one of step sizes.
 
 - Setting of `main` at delay {STUDY_DELAY}; methods {", ".join(FIVE)}, also those that lost none: all get the same
   choice.

@@ -1,7 +1,9 @@
 """Figure S10: how true to the fresh gradient each rule is on the same stale rollouts: bias, direction, variance.
 
 Probes along runs driven by GMC and by truncation (`gmc_core.training.fidelity`). Squares are relative to the squared
-norm of the fresh gradient, as ratios of sums over the runs; a relative squared bias of 1 is that of the zero gradient.
+norm of the fresh gradient; a relative squared bias of 1 is that of the zero gradient. That norm differs a thousandfold
+between probes (next to a cliff it is large, at a solved task or in a dead zone nothing), so probes are summarised by
+their median, and only those count whose fresh gradient stands out from its noise (`RESOLVED`).
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.scale import SymmetricalLogScale
+from matplotlib.ticker import NullLocator
 
 from gmc_core.reporting.figure_style import LineStyle, estimator_style
 from gmc_core.reporting.figures.needs import Needs
-from gmc_core.reporting.figures.study_panels import headline
+from gmc_core.reporting.figures.study_panels import headline, method_legend, note_rows
 from gmc_core.reporting.profiles import Profile
 from gmc_core.reporting.run_comparisons import in_order
 from gmc_core.reporting.run_records import Runs
@@ -24,21 +28,30 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NEEDS = Needs(("fidelity",))
+RESOLVED = 2.0  # a probe counts if its fresh squared norm is this many of its standard errors
+MIDDLE = 16  # group size of the upper panels: that of the main comparison
+BIAS_LIMITS = (-2.0, 30.0)  # of the drawing; points beyond stand at its edge
 SQUARES = {"bias": "bias_squared", "variance": "variance"}
 COSINES = {"cosine": "cosine", "update_cosine": "update_cosine"}
-MIDDLE = 16  # group size of the panels over updates: that of the main comparison
+MEASURES = {  # title, label of the axis
+    "bias": ("Relative squared bias", r"$|m - m^*|^2 / |m^*|^2$"),
+    "cosine": ("Cosine of the mean", r"cosine of $m$ and $m^*$"),
+    "variance": ("Relative variance", r"variance of an update / $|m^*|^2$"),
+    "update_cosine": ("Cosine of an update", r"mean cosine of $g$ and $m^*$"),
+}
 
 
 def compute(profile: Profile) -> dict[str, Any]:
-    """Relative squared bias and variance, and cosines, by rule, delay, group size and update."""
+    """Relative squared bias and variance, and cosines, by rule, delay, group size and probe."""
     return figure_data(NEEDS.load(profile)["fidelity"])
 
 
 def figure_data(tables: Runs) -> dict[str, Any]:
-    """bias, variance, cosine, update_cosine as (rule, delay, group size, update), over all runs; `<name>_runs` the same
-    of every run (last axis), NaN for a square where the run's fresh gradient is not above its standard error.
+    """bias, variance, cosine, update_cosine as (rule, delay, group size, probe), NaN where a probe is not resolved.
 
-    `sizes_<name>`: (rule, delay, group size), all updates together. `seeds`: runs a delay.
+    A probe is an update of a run, in the order of `driver`, `seed` and `update` (each (probe,)). `<name>_median` holds
+    the median and the quartiles over the probes that are there, (rule, delay, group size, 3); `resolved` their number,
+    (delay, group size).
     """
     rows = tables.probes.merge(
         tables.runs[["run_id", "delay", "seed", "estimator"]]
@@ -47,58 +60,49 @@ def figure_data(tables: Runs) -> dict[str, Any]:
         on="run_id",
         validate="many_to_one",
     )
-    rules, delays = in_order(rows["estimator"]), sorted(set(rows["delay"]))
-    sizes, updates = sorted(set(rows["group_size"])), sorted(set(rows["update"]))
-    runs = sorted(set(zip(rows["driver"], rows["seed"], strict=True)))
-    shape = [rules, delays, sizes, updates, runs]
-    rows = rows.assign(run=list(zip(rows["driver"], rows["seed"], strict=True)))
+    rules, delays, sizes = in_order(rows["estimator"]), sorted(set(rows["delay"])), sorted(set(rows["group_size"]))
+    probes = sorted(set(zip(rows["driver"], rows["seed"], rows["update"], strict=True)))
+    rows = rows.assign(probe=list(zip(rows["driver"], rows["seed"], rows["update"], strict=True)))
+    shape = [rules, delays, sizes, probes]
+    fresh, error = (_cells(rows, name, shape) for name in ("fresh_norm_squared", "fresh_norm_squared_error"))
+    resolved = fresh > RESOLVED * error
+    driver, seed, update = zip(*probes, strict=True)
     data: dict[str, Any] = {
         "experiment": tables.name,
         "rules": rules,
         "delay": np.array(delays),
         "group_size": np.array(sizes),
-        "update": np.array(updates),
-        "drivers": in_order(rows["driver"]),
-        "runs": len(runs),
+        "driver": list(driver),
+        "seed": np.array(seed),
+        "update": np.array(update),
+        "runs": len(set(zip(driver, seed, strict=True))),
+        "threshold": RESOLVED,
+        "resolved": resolved[0].sum(-1),  # the fresh gradient is the same for every rule
     }
-    fresh, error = (_cells(rows, name, shape) for name in ("fresh_norm_squared", "fresh_norm_squared_error"))
-    seen = fresh > error
-    for name, column in SQUARES.items():
+    for name, column in (SQUARES | COSINES).items():
         values = _cells(rows, column, shape)
-        data[name] = _ratio(values, fresh, axis=-1)
-        data[f"sizes_{name}"] = _ratio(values, fresh, axis=(-2, -1))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            data[f"{name}_runs"] = np.where(seen, values / fresh, np.nan)
-    for name, column in COSINES.items():
-        values = np.where(seen, _cells(rows, column, shape), np.nan)
-        data[f"{name}_runs"] = values
-        data[name], data[f"sizes_{name}"] = _mean(values, axis=-1), _mean(values, axis=(-2, -1))
+        scale = np.where(resolved, fresh, np.nan)
+        data[name] = values / scale if name in SQUARES else np.where(resolved, values, np.nan)
+        data[f"{name}_median"] = _quartiles(data[name])
     return data
 
 
 def _cells(rows: pd.DataFrame, column: str, shape: list) -> np.ndarray:
-    keys = ["estimator", "delay", "group_size", "update", "run"]
-    index = _product(shape)
-    values = rows.set_index(keys)[column].reindex(index).to_numpy(dtype=float)
+    import pandas as pd
+
+    index = pd.MultiIndex.from_product(shape)
+    values = rows.set_index(["estimator", "delay", "group_size", "probe"])[column].reindex(index).to_numpy(dtype=float)
     return values.reshape([len(part) for part in shape])
 
 
-def _product(shape: list) -> Any:
-    import pandas as pd
-
-    return pd.MultiIndex.from_product(shape)
-
-
-def _ratio(values: np.ndarray, fresh: np.ndarray, axis: Any) -> np.ndarray:
-    """Sum over `axis` of values by that of the fresh squared norms, over cells that hold both; NaN if not positive."""
-    there = np.isfinite(values) & np.isfinite(fresh)
-    top, bottom = (np.where(there, part, 0.0).sum(axis) for part in (values, fresh))
-    return np.where(bottom > 0, top / np.where(bottom > 0, bottom, 1.0), np.nan)
-
-
-def _mean(values: np.ndarray, axis: Any) -> np.ndarray:
-    count = np.isfinite(values).sum(axis)
-    return np.where(count > 0, np.nansum(values, axis) / np.maximum(count, 1), np.nan)
+def _quartiles(values: np.ndarray) -> np.ndarray:
+    """(..., 3): median, lower and upper quartile over what is there of the last axis; NaN where nothing is."""
+    found = np.full((*values.shape[:-1], 3), np.nan)
+    for place in np.ndindex(values.shape[:-1]):
+        there = values[place][np.isfinite(values[place])]
+        if len(there):
+            found[place] = np.quantile(there, (0.5, 0.25, 0.75))
+    return found
 
 
 def rule_style(rule: str) -> LineStyle:
@@ -116,54 +120,81 @@ def rule_style(rule: str) -> LineStyle:
 
 
 def draw(data: dict[str, Any]) -> Figure:
-    """A row per delay over the updates, and a row over group sizes at the largest delay."""
+    """A row of panels per delay, every probe a point, and a row over group sizes at the largest delay."""
     styles = [rule_style(str(rule)) for rule in data["rules"]]
     delays, sizes = data["delay"], data["group_size"]
     middle = int(np.flatnonzero(sizes == MIDDLE)[0]) if MIDDLE in sizes else len(sizes) // 2
-    fig, axes = plt.subplots(len(delays) + 1, 3, figsize=(13, 3.7 * (len(delays) + 1)), squeeze=False)
-    panels = (("bias", "Relative squared bias"), ("cosine", "Direction: cosine"), ("variance", "Relative variance"))
+    rows = len(delays) + 1
+    fig, axes = plt.subplots(
+        rows, len(MEASURES), figsize=(14.5, 4.3 * len(delays) + 3.2), squeeze=False,
+        height_ratios=[1.35] * len(delays) + [1],
+    )  # fmt: skip
     letters = iter("abcdefghijklmnop")
     for row, delay in enumerate(delays):
-        for ax, (name, title) in zip(axes[row], panels, strict=True):
-            _draw_lines(
-                ax, styles, data["update"], data[name][:, row, middle], data[f"{name}_runs"][:, row, middle], name
-            )
-            if 0 < delay <= data["update"][-1]:
-                ax.axvspan(0, delay, color="#F1F1F1", zorder=0, linewidth=0)
-            ax.set_xlim(0, data["update"][-1] * 1.03)
-            ax.set_title(f"({next(letters)}) {title}, delay {delay}, G = {sizes[middle]}")
-            ax.set_xlabel("update")
-    for ax, (name, title) in zip(axes[-1], panels, strict=True):
-        _draw_lines(ax, styles, np.arange(len(sizes)), data[f"sizes_{name}"][:, -1], None, name)
+        early = data["update"] <= delay
+        for ax, (name, (title, label)) in zip(axes[row], MEASURES.items(), strict=True):
+            _draw_probes(ax, styles, data[name][:, row, middle], data[f"{name}_median"][:, row, middle], early, name)
+            _scale(ax, name, "x")
+            ax.set_title(f"({next(letters)}) {title}, delay {delay}", fontsize=9.5)
+            ax.set_xlabel(f"{label}, {int(data['resolved'][row, middle])} probes", fontsize=8.5)
+            if ax is not axes[row, 0]:
+                ax.set_yticklabels([])
+    for ax, (name, (title, label)) in zip(axes[-1], MEASURES.items(), strict=True):
+        for k, style in enumerate(styles):
+            ax.plot(np.arange(len(sizes)), data[f"{name}_median"][k, -1, :, 0], **style.line(markersize=4.5))
+        _scale(ax, name, "y")
         ax.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-        ax.set_title(f"({next(letters)}) {title}, delay {delays[-1]}, all probes")
+        ax.set_title(f"({next(letters)}) {title}, delay {delays[-1]}", fontsize=9.5)
+        ax.set_ylabel(f"{label}, median", fontsize=8.5)
         ax.set_xlabel("rollouts per prompt, G")
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
-    drivers = " and ".join(estimator_style(str(name)).label for name in data["drivers"])
+    method_legend(fig, axes[-1, :1], ncols=7)
+    drivers = " and ".join(estimator_style(str(name)).label for name in dict.fromkeys(data["driver"]))
     headline(fig, (
-        f"Along {int(data['runs'])} runs a delay, driven by {drivers} (points: single runs, line: all of them)",
-        "grey: rollouts still come from the initial policy",
+        f"Probes along {int(data['runs'])} runs a delay, driven by {drivers}",
+        f"upper rows: G = {sizes[middle]}, number and bar: median and quartiles",
+        "open: rollouts still come from the initial policy",
     ), (
-        "m: mean gradient of a rule on stale rollouts, m*: that of the same update with fresh ones",
+        "g, m: gradient of a rule on stale rollouts and its mean; m*: mean gradient of the same update with fresh ones",
+    ), (
+        f"only probes with $|m^*|^2$ above {float(data['threshold']):g} standard errors",
         "dashed: the zero gradient",
+        "a bias beyond the panel stands at its edge",
     ))  # fmt: skip
     return fig
 
 
-def _draw_lines(
-    ax: Axes, styles: list, x: np.ndarray, values: np.ndarray, single: np.ndarray | None, name: str
+def _draw_probes(
+    ax: Axes, styles: list[LineStyle], values: np.ndarray, medians: np.ndarray, early: np.ndarray, name: str
 ) -> None:
-    for k, style in enumerate(styles):
-        if single is not None:
-            points = style.points(label=None, marker="o", markersize=2.5, alpha=0.35, markeredgewidth=0)
-            ax.plot(np.repeat(x, single.shape[-1]), single[k].ravel(), **points)
-        ax.plot(x, values[k], **style.line(markersize=4.5))
-    if name == "cosine":
-        ax.set(ylim=(-0.25, 1.05), ylabel=r"$\langle m, m^* \rangle / |m||m^*|$ (1)")
-    elif name == "bias":
-        ax.set_yscale("symlog", linthresh=0.1, linscale=0.6)
-        ax.set_ylabel(r"$|m - m^*|^2 / |m^*|^2$ (1, linear within 0.1)")
-        ax.axhline(1, color="#999999", linewidth=0.8, linestyle="--")
+    """A row per rule: values (rule, probe), medians (rule, 3); open points where `early`."""
+    last = len(styles) - 1
+    for row, (style, probes, (median, low, high)) in enumerate(zip(styles, values, medians, strict=True)):
+        y = last - row
+        for part, face in ((early, "white"), (~early, style.color)):
+            shown = np.clip(probes[part], *BIAS_LIMITS) if name == "bias" else probes[part]
+            ax.plot(shown, np.full(int(part.sum()), y), linestyle="none", marker="o", markersize=3.2,
+                    color=style.color, markerfacecolor=face, markeredgewidth=0.7, alpha=0.6)  # fmt: skip
+        ax.hlines(y - 0.28, low, high, color=style.color, linewidth=1.6)
+        ax.plot([median], [y - 0.28], marker="|", markersize=7, color=style.color, markeredgewidth=2)
+    note_rows(ax, [f"{median:.2f}" for median in medians[:, 0]])
+    ax.set_yticks(range(last + 1), [style.label for style in reversed(styles)])
+    ax.set_ylim(-0.7, last + 0.6)
+
+
+def _scale(ax: Axes, name: str, axis: str) -> None:
+    """The axis of a measure, "x" or "y", with a dashed line where the zero gradient is."""
+    along = ax.xaxis if axis == "x" else ax.yaxis
+    line = ax.axvline if axis == "x" else ax.axhline
+    if name == "bias":
+        ax.set(**{f"{axis}scale": SymmetricalLogScale(along, linthresh=0.1, linscale=0.8)})
+        if axis == "x":
+            ax.set_xlim(*BIAS_LIMITS)
+        along.set_ticks([-1, -0.1, 0, 0.1, 1, 10] if axis == "x" else [0, 0.1, 1], minor=False)
+        along.set_major_formatter("{x:g}")
+        along.set_minor_locator(NullLocator())
+    elif name == "variance":
+        ax.set(**{f"{axis}scale": "log"})
+        return
     else:
-        ax.set_yscale("log")
-        ax.set_ylabel(r"variance of an update / $|m^*|^2$ (1)")
+        ax.set(**{f"{axis}lim": (-1.15, 1.35) if axis == "x" else (-0.25, 1.15)})
+    line(float(name == "bias"), color="#555555", linewidth=0.9, linestyle="--", zorder=1)

@@ -132,7 +132,7 @@ def difference_rows(
             else:
                 ax.hlines(y, low, high, color=style.color, linewidth=1.4)
                 ax.plot(mean, y, **look)
-    _note_rows(ax, notes, last)
+    note_rows(ax, notes)
     gmc = estimator_style("gmc")
     ax.axvline(0, color=gmc.color, linewidth=1.6)
     ax.annotate("GMC", (0, 1), xycoords=("data", "axes fraction"), xytext=(4, -9), textcoords="offset points",
@@ -169,7 +169,7 @@ def by_row(
         ax.plot(mean, y, **style.points(markersize=6))
     if reference is not None:
         ax.axvline(means[reference, 0], color=styles[reference].color, linewidth=0.9, linestyle=":", zorder=1)
-    _note_rows(ax, notes, last)
+    note_rows(ax, notes)
     ax.set_yticks(range(last + 1), [style.label for style in reversed(styles)])
     ax.set_ylim(-0.6, last + 0.6)
 
@@ -180,11 +180,11 @@ def difference_note(mean: np.ndarray) -> str:
     return f"{estimate:+.3f} [{low:+.3f}, {high:+.3f}]" if np.isfinite(low) else f"{estimate:+.3f}"
 
 
-def _note_rows(ax: Axes, notes: Sequence[str], last: int) -> None:
-    """`notes` right of the rows last, last - 1, ..., 0."""
-    for row, note in enumerate(notes):
+def note_rows(ax: Axes, notes: Sequence[str]) -> None:
+    """`notes`, one per row from top to bottom, right of a panel whose lowest row is at 0."""
+    for row, note in zip(reversed(range(len(notes))), notes, strict=True):
         ax.annotate(
-            note, (1, last - row), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
+            note, (1, row), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
             va="center", fontsize=7.5, color=_GREY, annotation_clip=False,
         )  # fmt: skip
 
