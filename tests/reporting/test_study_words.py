@@ -6,7 +6,7 @@ import nbformat
 import numpy as np
 import pytest
 
-from gmc_core import paths
+from gmc_core import load_runs, paths
 from gmc_core.reporting.claims import ledger
 from gmc_core.reporting.figure_style import load_figure_data, mean_interval
 from gmc_core.reporting.figures.study_panels import difference_note
@@ -122,6 +122,44 @@ def test_what_is_said_of_mean_and_shape():
         assert listed([row[0] for row in low], "{:+.3f}") in text
 
 
+def test_what_is_said_of_fidelity(menu):
+    text, data = paragraph("The gradient of GMC"), load_figure_data("figS10_fidelity")
+    rules, middle = [str(rule) for rule in data["rules"]], list(data["group_size"]).index(16)
+    assert list(data["delay"]) == [16, 64] and data["resolved"][:, middle].sum() == 30 and "30 probes" in text
+
+    def median(measure, rule, delay=64, size=16):
+        place = rules.index(rule), list(data["delay"]).index(delay), list(data["group_size"]).index(size)
+        return data[f"{measure}_median"][place][0]
+
+    def below(delay):
+        """GMC's bias against that of truncation, probe by probe: how often smaller, of how many."""
+        row = list(data["delay"]).index(delay)
+        gmc, truncate = (data["bias"][rules.index(name), row, middle] for name in ("gmc", "tic_truncate"))
+        return f"{(gmc < truncate).sum()} of {np.isfinite(gmc).sum()}"
+
+    bias = {rule: median("bias", rule) for rule in rules}
+    assert f"{bias['gmc']:.2f} for GMC, {bias['tic_truncate']:.2f} for TIC truncate, {bias['tic_mask']:.2f} for" in text
+    assert f"{bias['cispo']:.2f} for CISPO and {bias['ppo_clip']:.2f} for PPO clip" in text
+    assert f"(cosine {median('cosine', 'ppo_clip'):.2f})" in text
+    assert f"uncapped, have {bias['is']:.2f} and {bias['snis']:.2f}" in text
+    assert f"on {below(64)} probes, at delay 16 on {below(16)}." in text
+    assert f"With GMC's mean truncation keeps {bias['tic_truncate at the mean of gmc']:.2f}" in text
+    assert round(bias["tic_truncate"] / bias["gmc"]) == 13 and "thirteen times" in text
+    assert f"Without the stop-gradient on the cap it is {bias['gmc (cap not detached)']:.2f}" in text
+    cosine = {rule: median("update_cosine", rule) for rule in rules}
+    assert set(sorted(cosine, key=cosine.get)[-2:]) == {"gmc", "water_filling"}
+    pair, others = (cosine[n] for n in ("gmc", "water_filling")), (cosine["snis"], cosine["tic_truncate"])
+    assert f"(mean cosine {listed(pair, '{:.2f}')}; " in text
+    assert "self-normalised IS {:.2f}, TIC truncate {:.2f})".format(*others) in text
+    early = {rule: median("update_cosine", rule, 16) for rule in rules}
+    assert max(early, key=early.get) == "tic_truncate"
+    assert f"({early['tic_truncate']:.2f}, GMC {early['gmc']:.2f})" in text
+    sizes = "{:.2f}, {:.2f}, {:.2f}".format(*(median("bias", "gmc", size=size) for size in (8, 16, 32)))
+    assert f"From $G$ = 8 to 32 GMC's bias stays at what the probes resolve ({sizes})" in text
+    lost = {name: menu("collapsed", name)[1:].sum() for name in ("gmc", "tic_truncate")}
+    assert lost["tic_truncate"] < lost["gmc"]
+
+
 def test_what_is_said_of_the_optimizer():
     text, study = paragraph("Long updates"), Study("figS1_optimizer")
     assert study.data["final"].shape[-1] == 3
@@ -197,6 +235,23 @@ def test_what_is_said_of_the_group_size():
     assert f"lost {listed([study.lost('gmc', size) for size in study.settings])} of three runs" in text
     assert [study.lost("tic_truncate", size) for size in (32, 64)] == [0, 0]
     assert listed([study("area_mean", "tic_truncate", size)[0] for size in (32, 64)], "{:.3f}") in text
+
+
+def test_what_is_said_of_length():
+    text, study = paragraph("Length"), Study("figS4_length")
+    assert study.settings == ["14", "26", "50"] and study.data["final"].shape[-1] == 2
+    area = {name: listed([study("area_mean", name, n)[0] for n in study.settings], "{:.3f}") for name in study.names}
+    assert f"TIC truncate has a mean area of {area['tic_truncate']}, GMC {area['gmc']}," in text
+    assert f"self-normalised IS {area['snis']}." in text
+    final = {name: study("final_mean", name, 50)[0] for name in study.names}
+    assert f"TIC truncate ended at {final['tic_truncate']:.3f}, TIC mask at {final['tic_mask']:.3f} and" in text
+    assert f"PPO clip at {final['ppo_clip']:.3f}." in text
+    runs = load_runs("length").runs
+    long = runs[runs["task_options"].str.contains("24")]
+    own, before = long[long["estimator"] == "gmc"]["final_accuracy"], long.groupby("seed")["initial_accuracy"].first()
+    assert len(own) == 4 and f"(final accuracy at most {own.max():.3f}, from {before.mean():.3f})" in text
+    assert list(study("halved", "gmc").astype(bool)) == [False, True, True]
+    assert f"is {listed(study('spread_mean', 'gmc')[:, 0], '{:.2f}')} nats" in text
 
 
 def test_what_is_said_of_the_starting_accuracy():
