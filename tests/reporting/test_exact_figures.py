@@ -4,7 +4,6 @@ import hashlib
 import json
 
 import matplotlib
-import nbformat
 import numpy as np
 import pytest
 from PIL import Image
@@ -18,18 +17,13 @@ from gmc_core.reporting.figure_files import PNG_HASH_KEY, decode_data
 from gmc_core.reporting.figures import figure_module
 from gmc_core.reporting.profiles import get_profile
 from gmc_core.theory.slopes import local_log_slopes, log_slope
+from tests.reporting.closing_words import closing_text
 
 MINE = ["fig3_bias", "error_budget", "fig4_delay"]
 
 
 def committed(name):
     return decode_data((paths.FIGURES / f"{name}.data.json").read_bytes())
-
-
-def closing_text(number):
-    (path,) = paths.NOTEBOOKS.glob(f"{number}_*.ipynb")
-    cell = nbformat.read(path, as_version=4).cells[-1].source
-    return cell[cell.index("## What was seen") : cell.index("## What this does not show")]
 
 
 @pytest.mark.parametrize("name", MINE)

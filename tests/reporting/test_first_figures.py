@@ -5,7 +5,6 @@ import json
 import re
 
 import matplotlib
-import nbformat
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,6 +18,7 @@ from gmc_core.reporting.figure_style import estimator_style
 from gmc_core.reporting.figures import figure_module
 from gmc_core.reporting.figures.group_weights import draw_groups, slider
 from gmc_core.reporting.profiles import get_profile
+from tests.reporting.closing_words import closing_text
 
 MINE = ["fig2_geometry", "delayed_gradient", "stale_training"]
 
@@ -64,12 +64,6 @@ def test_figure_2_shows_the_proposition():
     for key in ("line_angle", "line_kl", "line_worst_shrink"):
         assert abs(int(data[key].argmin()) - int(nearest)) <= 1, key
     assert data["line_second_moment"].argmin() == 0  # water-filling, not GMC
-
-
-def closing_text(number):
-    (path,) = paths.NOTEBOOKS.glob(f"{number}_*.ipynb")
-    cell = nbformat.read(path, as_version=4).cells[-1].source
-    return cell[cell.index("## What was seen") : cell.index("## What this does not show")]
 
 
 def test_notebook_01_says_what_its_data_say():

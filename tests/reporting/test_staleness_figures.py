@@ -4,7 +4,6 @@ import re
 import shutil
 
 import matplotlib
-import nbformat
 import numpy as np
 import pytest
 
@@ -31,6 +30,7 @@ from gmc_core.reporting.inline_images import inline
 from gmc_core.reporting.profiles import get_profile
 from gmc_core.reporting.run_comparisons import falls_table
 from gmc_core.reporting.run_records import write_tables
+from tests.reporting.closing_words import bullet, closing_text
 
 CPU = get_profile("cpu")
 
@@ -175,14 +175,8 @@ def test_live_run_beside_its_committed_run(smoke):
 # --- the words of notebook 06 ---
 
 
-def closing_text():
-    cell = nbformat.read(paths.NOTEBOOKS / "06_qwen3_staleness_experiments.ipynb", as_version=4).cells[-1].source
-    return cell[cell.index("## What was seen") : cell.index("## What this does not show")]
-
-
 def paragraph(start):
-    (found,) = [line for line in closing_text().split("\n- ") if line.startswith(f"**{start}")]
-    return found
+    return bullet(closing_text("06"), start)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 
-import nbformat
 import numpy as np
 import pytest
 
@@ -10,13 +9,11 @@ from gmc_core import load_runs, paths
 from gmc_core.reporting.claims import ledger
 from gmc_core.reporting.figure_style import load_figure_data, mean_interval
 from gmc_core.reporting.figures.study_panels import difference_note
+from tests.reporting.closing_words import bullet, closing_text
 
 
 def paragraph(start):
-    cell = nbformat.read(paths.NOTEBOOKS / "06_qwen3_staleness_experiments.ipynb", as_version=4).cells[-1].source
-    text = cell[cell.index("### Each method at its own step size") : cell.index("## What this does not show")]
-    (found,) = [line.split("\n\n")[0] for line in text.split("\n- ") if line.startswith(f"**{start}")]
-    return found
+    return bullet(closing_text("06", "### Each method at its own step size"), start)
 
 
 class Study:
