@@ -8,6 +8,7 @@ from gmc_core.experiments.studies.fidelity import FIDELITY
 from gmc_core.experiments.studies.first_staleness import FIRST_STALENESS
 from gmc_core.experiments.studies.gpu import GPU_EXPERIMENTS
 from gmc_core.experiments.studies.group_size import GROUP_SIZE
+from gmc_core.experiments.studies.half_steps import HALF_STEPS
 from gmc_core.experiments.studies.length import LENGTH
 from gmc_core.experiments.studies.live import LIVE_CURVES, LIVE_TIMELINE
 from gmc_core.experiments.studies.main import MAIN, MAIN_TUNING
@@ -35,6 +36,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         LENGTH,
         STARTING_ACCURACY,
         SMALLER_STEPS,
+        HALF_STEPS,
         ADVANTAGE,
         MIXTURE_TUNING,
         MIXTURE,

@@ -24,6 +24,7 @@ STUDIES = (
     "length",
     "starting_accuracy",
     "smaller_steps",
+    "half_steps",
     "advantage",
 )
 
@@ -74,9 +75,9 @@ def test_the_main_grid_is_what_its_protocol_says():
 
 def test_costs_stay_in_their_budgets():
     seconds = {name: experiment_seconds(get_experiment(name)) for name in (*STUDIES, "mixture")}
-    known = {config.run_id for name in ("starting_accuracy", "length") for config in planned(name)}
-    new = [config for config in planned("smaller_steps") if config.run_id not in known]
-    seconds["smaller_steps"] = sum(run_seconds(config) for config in new)
+    known = {config.run_id for name in ("main", "starting_accuracy", "length") for config in planned(name)}
+    for name in ("smaller_steps", "half_steps"):  # further step sizes beside runs of other studies
+        seconds[name] = sum(run_seconds(config) for config in planned(name) if config.run_id not in known)
     for name in seconds:
         assert seconds[name] < 3600 * 1.05, name
     assert experiment_seconds(get_experiment("main_tuning")) + experiment_seconds(get_experiment("main")) < 3600 * 8.5
@@ -160,6 +161,9 @@ def test_what_the_studies_vary():
     for config in planned("advantage"):
         longest = config.learning_rate * config.gradient_clip
         assert longest == pytest.approx(0.1 * 0.3, rel=1e-3), "the longest possible update is that of main"
+    half = planned("half_steps")
+    assert {config.estimator for config in half} == set(CORE) and {config.delay for config in half} == {16, 64}
+    assert len(half) == 2 * len({config.run_id for config in half} & {config.run_id for config in planned("main")})
     alphas = {config.estimator_options.get("alpha", 0.2) for config in planned("mixture") if config.estimator != "gmc"}
     assert alphas == {0.1, 0.2, 0.5}
 
