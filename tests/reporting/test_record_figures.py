@@ -302,11 +302,18 @@ def test_settings_stand_in_their_natural_order(computed):
     assert list(computed["figS4_length"]["settings"]) == ["14", "26", "50"]
     start = computed["figS5_starting_accuracy"]
     assert list(start["settings"]) == ["weak", "tiny_qwen3", "strong"] and (np.diff(start["initial"]) > 0).all()
-    steps = computed["figS14_smaller_steps"]
-    assert set(steps["settings"]) == {f"{start} {step}" for start in steps["starts"] for step in steps["steps"]}
-    rates = steps["learning_rate"].reshape(len(steps["names"]), 3, 3)
-    assert steps["starts"] == ["weak", "strong", "digits_24"] and np.isnan(steps["area"][:, 6:, 2:]).all()
-    np.testing.assert_allclose(rates[..., :1] / rates, np.broadcast_to([1, 2, 4], rates.shape), rtol=5e-3)
+
+
+def test_parts_of_a_step_size_stand_in_columns(computed):
+    smaller, half = computed["figS14_smaller_steps"], computed["figS15_half_steps"]
+    assert smaller["columns"] == ["weak", "strong", "digits_24"] and half["columns"] == ["delay 16", "delay 64"]
+    assert smaller["parts"] == ["tuned", "half", "quarter"] and half["parts"] == ["tuned", "half"]
+    for steps in (smaller, half):
+        assert list(steps["settings"]) == [f"{column} {part}" for column in steps["columns"] for part in steps["parts"]]
+        rates = steps["learning_rate"].reshape(len(steps["names"]), len(steps["columns"]), -1)
+        expected = np.broadcast_to([1, 2, 4][: len(steps["parts"])], rates.shape)
+        np.testing.assert_allclose(rates[..., :1] / rates, expected, rtol=5e-3)
+    assert np.isnan(smaller["area"][:, 6:, 2:]).all() and np.isfinite(half["area"]).all()
 
 
 def test_usable_step_sizes_need_a_score_above_the_start(tables):

@@ -53,6 +53,7 @@ SUPPLEMENTARY: dict[str, str] = {  # the studies (b) to (g), then what the main 
     "figS12_dead_zone": "dead_zone",
     "figS13_model_fidelity": "model_fidelity",
     "figS14_smaller_steps": "smaller_steps",
+    "figS15_half_steps": "half_steps",
 }
 FROM_RECORDS = ("fig1_timeline", "fig5_staleness", "fig6_dynamics", *SUPPLEMENTARY)
 
