@@ -148,6 +148,19 @@ def test_what_is_said_of_fidelity(menu):
     pair, others = (cosine[n] for n in ("gmc", "water_filling")), (cosine["snis"], cosine["tic_truncate"])
     assert f"(mean cosine {listed(pair, '{:.2f}')}; " in text
     assert "self-normalised IS {:.2f}, TIC truncate {:.2f})".format(*others) in text
+    later = data["update"] > 64
+    late = {
+        (measure, name): data[measure][rules.index(name), 1, middle][later]
+        for measure in ("bias", "update_cosine")
+        for name in ("gmc", "tic_truncate")
+    }
+    number = int(np.isfinite(late["bias", "gmc"]).sum())
+    smaller = int((late["bias", "gmc"] < late["bias", "tic_truncate"]).sum())
+    assert f"Of the {number + 8} probes 8 lie in the start-up" in text
+    assert f"on the {number} later ones GMC's bias is the smaller one {smaller} times" in text
+    assert np.isfinite(data["bias"][0, 1, middle][~later]).sum() == 8
+    points = [np.nanmedian(late["update_cosine", name]) for name in ("gmc", "tic_truncate")]
+    assert points[0] < points[1] and "(median {:.2f}, truncation {:.2f})".format(*points) in text
     early = {rule: median("update_cosine", rule, 16) for rule in rules}
     assert max(early, key=early.get) == "tic_truncate"
     assert f"({early['tic_truncate']:.2f}, GMC {early['gmc']:.2f})" in text
