@@ -276,3 +276,39 @@ def test_what_is_said_of_the_starting_accuracy():
     for name, label in (("tic_truncate", "(area "), ("gmc", "GMC ")):
         pair = listed([study("area_mean", name, start)[0] for start in ("weak", "strong")], "{:.3f}")
         assert label + pair in text
+
+
+def test_what_is_said_of_smaller_steps():
+    text, study = paragraph("Smaller steps"), Study("figS14_smaller_steps")
+    starts = ("weak", "strong", "digits_24")
+    lost = {
+        name: [
+            [int(np.nansum(study("collapsed", name, f"{start} {part}"))) for part in study.data["parts"]]
+            for start in starts
+        ]
+        for name in ("gmc", "snis", "tic_truncate")
+    }
+    assert lost["gmc"][:2] == [[4, 0, 0], [5, 0, 0]] and lost["gmc"][2][2] == 1
+    assert lost["snis"][0][1:] == [4, 0] and lost["snis"][1][2] == 0 and lost["snis"][2] == [2, 2, 2]
+    assert not np.any(lost["tic_truncate"])
+
+    def best(name, start):
+        """Mean area at the step size where it is largest, and that step size."""
+        parts = [str(part) for part in study.data["parts"]]
+        area = {part: study("area_mean", name, f"{start} {part}")[0] for part in parts}
+        part = max(area, key=area.get)
+        return part, f"{area[part]:.3f}", area[part]
+
+    gmc, truncate, snis = ({start: best(name, start) for start in starts} for name in ("gmc", "tic_truncate", "snis"))
+    assert [gmc[start][0] for start in starts] == ["half", "half", "quarter"] and truncate["strong"][0] == "half"
+    assert f"from the weak start is {gmc['weak'][1]}, level with the best of truncation ({truncate['weak'][1]})" in text
+    assert (
+        f"from the strong one {gmc['strong'][1]}, below truncation's {truncate['strong'][1]}, which is surely" in text
+    )
+    assert f"(by {difference_note(study('area_difference_mean', 'tic_truncate', 'strong half'))})" in text
+    assert surely(study("area_difference", "tic_truncate", "strong half"))
+    assert snis["weak"][0] == snis["strong"][0] == "quarter"
+    assert f"has {snis['weak'][1]} and {snis['strong'][1]}." in text
+    assert f"(area {gmc['digits_24'][1]}, truncation at its best {truncate['digits_24'][1]})" in text
+    counts = [gmc[start][2] >= truncate[start][2] for start in starts]
+    assert counts == [True, False, False] and "counts for GMC from the weak start, against it from the strong" in text
