@@ -90,6 +90,22 @@ def test_what_the_readme_says_of_speed(menu):
         assert sum(value >= area[0] for value in area) <= 3
 
 
+def test_what_the_readme_says_of_bias_and_step_size():
+    text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
+    data, smaller = load_figure_data("figS10_fidelity"), Study("figS14_smaller_steps")
+    place = list(data["delay"]).index(64), list(data["group_size"]).index(16)
+    gmc, truncate = (
+        data["bias_median"][[str(rule) for rule in data["rules"]].index(rule)][place][0]
+        for rule in ("gmc", "tic_truncate")
+    )
+    assert f"misses {100 * gmc:.0f} % of the fresh one's square" in " ".join(text.split())
+    assert f"truncation {100 * truncate:.0f} %" in text
+    assert sum(smaller.lost("gmc", f"{start} half") for start in ("weak", "strong")) == 0
+    for start, least in (("weak", 0), ("strong", -0.03)):
+        best = max(smaller("area_mean", "tic_truncate", f"{start} {part}")[0] for part in smaller.data["parts"])
+        assert least <= smaller("area_mean", "gmc", f"{start} half")[0] - best < 0.03
+
+
 def test_what_is_said_of_the_step(menu):
     text, mixture = paragraph("The step"), Study("figS11_mixture")
     assert mixture("learning_rate", "gmc", 64) == 0.05 and mixture.lost("gmc", 64) == 0
