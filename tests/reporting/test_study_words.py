@@ -136,7 +136,8 @@ def test_what_is_said_of_mean_and_shape():
 
 
 def test_what_is_said_of_fidelity(menu):
-    text, data = paragraph("The gradient of GMC"), load_figure_data("figS10_fidelity")
+    text = paragraph("The gradient of GMC") + paragraph("Its single updates")
+    data = load_figure_data("figS10_fidelity")
     rules, middle = [str(rule) for rule in data["rules"]], list(data["group_size"]).index(16)
     assert list(data["delay"]) == [16, 64] and data["resolved"][:, middle].sum() == 30 and "30 probes" in text
 
