@@ -91,16 +91,21 @@ def test_what_the_readme_says_of_speed(menu):
 
 
 def test_what_the_readme_says_of_bias_and_step_size():
-    text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
+    flat = " ".join((paths.ROOT / "README.md").read_text(encoding="utf-8").split())
     data, smaller = load_figure_data("figS10_fidelity"), Study("figS14_smaller_steps")
     place = list(data["delay"]).index(64), list(data["group_size"]).index(16)
     gmc, truncate = (
         data["bias_median"][[str(rule) for rule in data["rules"]].index(rule)][place][0]
         for rule in ("gmc", "tic_truncate")
     )
-    assert f"misses {100 * gmc:.0f} % of the fresh one's square" in " ".join(text.split())
-    assert f"truncation {100 * truncate:.0f} %" in text
+    assert f"misses {100 * gmc:.0f} % of the fresh one's square" in flat
+    assert f"truncation {100 * truncate:.0f} %" in flat
     assert sum(smaller.lost("gmc", f"{start} half") for start in ("weak", "strong")) == 0
+    half = Study("figS15_half_steps")
+    lost = {part: sum(half.lost("gmc", f"delay {delay} {part}") for delay in (16, 64)) for part in ("tuned", "half")}
+    assert (
+        lost == {"tuned": 5, "half": 1} and "one of ten from the start of the main comparison, instead of five" in flat
+    )
     for start, least in (("weak", 0), ("strong", -0.03)):
         best = max(smaller("area_mean", "tic_truncate", f"{start} {part}")[0] for part in smaller.data["parts"])
         assert least <= smaller("area_mean", "gmc", f"{start} half")[0] - best < 0.03
@@ -329,3 +334,33 @@ def test_what_is_said_of_smaller_steps():
     assert f"(area {gmc['digits_24'][1]}, truncation at its best {truncate['digits_24'][1]})" in text
     counts = [gmc[start][2] >= truncate[start][2] for start in starts]
     assert counts == [True, False, False] and "counts for GMC from the weak start, against it from the strong" in text
+
+
+def test_what_is_said_of_half_steps():
+    text, study = paragraph("Half of the step"), Study("figS15_half_steps")
+
+    def of(name, delay, part):
+        setting = f"delay {delay} {part}"
+        return study.lost(name, setting), study("area_mean", name, setting)[0], study("learning_rate", name, setting)
+
+    for part, words in (
+        ("half", "GMC lost {} of five runs at delays 16 and 64"),
+        ("tuned", "instead of {} at the whole"),
+    ):
+        assert words.format(listed([of("gmc", delay, part)[0] for delay in (16, 64)])) in text
+    went = [f"from {of('gmc', delay, 'tuned')[1]:.3f} to {of('gmc', delay, 'half')[1]:.3f}" for delay in (16, 64)]
+    assert f"its area went {listed(went)}." in text
+    safe = {delay: [name for name in study.names[1:] if of(name, delay, "half")[0] <= 1] for delay in (16, 64)}
+    ahead = {d: [n for n in safe[d] if of(n, d, "half")[1] > of("gmc", d, "half")[1]] for d in safe}
+    assert ahead == {16: ["ppo_clip", "m2po"], 64: []} and "counts for it at delay 64" in text
+    near = [of(name, 64, "half")[1] for name in ("is", "water_filling", "tic_truncate")]
+    assert "(full IS {:.3f}, water-filling {:.3f}, TIC truncate {:.3f}, none".format(*near) in text
+    for name in ("is", "water_filling", "tic_truncate"):
+        assert not surely(study("area_difference", name, "delay 64 half"))
+    assert (
+        f"M2PO ({of('m2po', 16, 'half')[1]:.3f}) and PPO clip ({of('ppo_clip', 16, 'half')[1]:.3f}) are surely" in text
+    )
+    assert all(surely(study("area_difference", name, "delay 16 half")) for name in ("m2po", "ppo_clip"))
+    whole = [of(name, 64, "tuned") for name in ("is", "water_filling")]
+    assert {rate for *_, rate in whole} == {of("gmc", 64, "half")[2]} and not any(lost for lost, *_ in whole)
+    assert f"lost none and have {listed([area for _, area, _ in whole], '{:.3f}')}." in text
