@@ -4,6 +4,7 @@ Figures of exact results are recomputed in the tests of their notebooks.
 """
 
 import hashlib
+import json
 
 import matplotlib
 import numpy as np
@@ -51,3 +52,4 @@ def test_drawing_again_gives_the_committed_bytes(name):
     for kind, content in files.items():
         assert content == (paths.FIGURES / f"{name}.{kind}").read_bytes(), f"draw {name} again: `make figures`"
     assert check_files(name, CPU) == hashlib.sha256(raw).hexdigest()
+    assert json.loads((paths.FIGURES / f"{name}.json").read_text(encoding="utf-8"))["profile"] == CPU.name

@@ -1,19 +1,14 @@
 """The committed figures of notebooks 03 and 04: rebuilt, true to their hash, and to what the notebooks say of them."""
 
-import hashlib
-import json
-
 import matplotlib
 import numpy as np
 import pytest
-from PIL import Image
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
-from gmc_core import paths
 from gmc_core.estimators.two_outcomes import TwoOutcomes
-from gmc_core.reporting.figure_files import PNG_HASH_KEY, decode_data
+from gmc_core.reporting.figure_style import load_figure_data
 from gmc_core.reporting.figures import figure_module
 from gmc_core.reporting.profiles import get_profile
 from gmc_core.theory.slopes import local_log_slopes, log_slope
@@ -22,22 +17,9 @@ from tests.reporting.closing_words import closing_text
 MINE = ["fig3_bias", "error_budget", "fig4_delay"]
 
 
-def committed(name):
-    return decode_data((paths.FIGURES / f"{name}.data.json").read_bytes())
-
-
-@pytest.mark.parametrize("name", MINE)
-def test_picture_side_file_and_data_belong_together(name):
-    digest = hashlib.sha256((paths.FIGURES / f"{name}.data.json").read_bytes()).hexdigest()
-    side = json.loads((paths.FIGURES / f"{name}.json").read_text())
-    assert side["data_sha256"] == digest and side["profile"] == "cpu"
-    assert Image.open(paths.FIGURES / f"{name}.png").info[PNG_HASH_KEY] == digest
-    assert f"data-sha256={digest}".encode() in (paths.FIGURES / f"{name}.pdf").read_bytes()
-
-
 @pytest.mark.parametrize("name", ["error_budget", "fig4_delay"])
 def test_committed_data_is_what_the_code_computes(name):
-    stored, again = committed(name), figure_module(name).compute(get_profile("cpu"))
+    stored, again = load_figure_data(name), figure_module(name).compute(get_profile("cpu"))
     assert set(stored) == set(again)
     for key, value in stored.items():
         np.testing.assert_allclose(value, again[key], rtol=1e-4, atol=1e-9, err_msg=key)
@@ -45,7 +27,7 @@ def test_committed_data_is_what_the_code_computes(name):
 
 def test_committed_data_of_figure_3_where_the_smoke_profile_computes_it_too():
     """The same functions at fewer group sizes: the full figure enumerates for longer than a test should."""
-    stored, again = committed("fig3_bias"), figure_module("fig3_bias").compute(get_profile("smoke"))
+    stored, again = load_figure_data("fig3_bias"), figure_module("fig3_bias").compute(get_profile("smoke"))
     assert set(stored) == set(again)
     for sizes, prefix in (("two_sizes", "two_"), ("pair_sizes", "pair_")):
         _, here, there = np.intersect1d(stored[sizes], again[sizes], return_indices=True)
@@ -60,13 +42,13 @@ def test_committed_data_of_figure_3_where_the_smoke_profile_computes_it_too():
 
 @pytest.mark.parametrize("name", MINE)
 def test_figure_can_be_redrawn_from_stored_data(name):
-    fig = figure_module(name).draw(committed(name))
+    fig = figure_module(name).draw(load_figure_data(name))
     assert all(ax.has_data() for ax in fig.axes)
     plt.close(fig)
 
 
 def test_figure_3_shows_what_vanishes_and_what_persists():
-    data = committed("fig3_bias")
+    data = load_figure_data("fig3_bias")
     for name in ("tic_truncate", "tic_mask"):
         assert np.ptp(data[f"two_{name}"]) < 1e-6 and np.ptp(data[f"pair_{name}"]) < 1e-6
     steepening = local_log_slopes(data["two_sizes"][::8], data["two_gmc"][::8])
@@ -76,7 +58,7 @@ def test_figure_3_shows_what_vanishes_and_what_persists():
 
 
 def test_notebook_03_says_what_its_data_say():
-    text, pair, case = closing_text("03"), committed("fig3_bias"), TwoOutcomes()
+    text, pair, case = closing_text("03"), load_figure_data("fig3_bias"), TwoOutcomes()
     for name in ("snis", "gmc"):
         assert f"{abs(case.moments(name, 8).bias):.4f}"[1:] in text
     at = {int(G): i for i, G in enumerate(pair["pair_sizes"])}
@@ -85,7 +67,7 @@ def test_notebook_03_says_what_its_data_say():
     for name, word in (("tic_truncate", "truncation"), ("tic_mask", "masking"), ("ppo_clip", "PPO clip")):
         assert f"{word} {pair[f'pair_{name}'][0]:.3f}".replace("0.", ".") in text
     assert f"{pair['pair_snis'][at[8]]:.3f} against {pair['pair_gmc'][at[8]]:.3f}".replace("0.", ".") in text
-    budget = committed("error_budget")
+    budget = load_figure_data("error_budget")
     prompts = budget["prompts"]
     first = prompts[np.argmax(budget["mse_is"] < np.minimum(budget["mse_gmc"], budget["mse_snis"]))]
     assert 15 < first < 25  # "from about 20 prompts per batch on"
@@ -95,7 +77,7 @@ def test_notebook_03_says_what_its_data_say():
 
 
 def test_notebook_04_says_what_its_data_say():
-    text, data = closing_text("04"), committed("fig4_delay")
+    text, data = closing_text("04"), load_figure_data("fig4_delay")
     need = dict(zip(data["need_kl"].tolist(), data["need"][:, 0], strict=True))
     for kl, said in ((0.5, 8), (1.0, 28), (2.0, 165), (3.0, 770)):
         assert need[kl] == pytest.approx(said, rel=0.06) and str(said) in text

@@ -1,20 +1,15 @@
 """The committed figures of notebooks 01 and 02: rebuilt from scratch, true to their hash, and true to what is said."""
 
-import hashlib
-import json
 import re
 
 import matplotlib
 import numpy as np
 import pytest
-from PIL import Image
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
-from gmc_core import paths
-from gmc_core.reporting.figure_files import PNG_HASH_KEY, decode_data
-from gmc_core.reporting.figure_style import estimator_style
+from gmc_core.reporting.figure_style import estimator_style, load_figure_data
 from gmc_core.reporting.figures import figure_module
 from gmc_core.reporting.figures.group_weights import draw_groups, slider
 from gmc_core.reporting.profiles import get_profile
@@ -23,22 +18,9 @@ from tests.reporting.closing_words import closing_text
 MINE = ["fig2_geometry", "delayed_gradient", "stale_training"]
 
 
-def committed(name):
-    return decode_data((paths.FIGURES / f"{name}.data.json").read_bytes())
-
-
-@pytest.mark.parametrize("name", MINE)
-def test_picture_side_file_and_data_belong_together(name):
-    digest = hashlib.sha256((paths.FIGURES / f"{name}.data.json").read_bytes()).hexdigest()
-    side = json.loads((paths.FIGURES / f"{name}.json").read_text())
-    assert side["data_sha256"] == digest and side["profile"] == "cpu"
-    assert Image.open(paths.FIGURES / f"{name}.png").info[PNG_HASH_KEY] == digest
-    assert f"data-sha256={digest}".encode() in (paths.FIGURES / f"{name}.pdf").read_bytes()
-
-
 @pytest.mark.parametrize("name", ["fig2_geometry", "delayed_gradient"])
 def test_committed_data_is_what_the_code_computes(name):
-    stored, again = committed(name), figure_module(name).compute(get_profile("cpu"))
+    stored, again = load_figure_data(name), figure_module(name).compute(get_profile("cpu"))
     assert set(stored) == set(again)
     for key, value in stored.items():
         np.testing.assert_allclose(value, again[key], rtol=1e-4, atol=1e-6, err_msg=key)
@@ -46,13 +28,13 @@ def test_committed_data_is_what_the_code_computes(name):
 
 @pytest.mark.parametrize("name", MINE)
 def test_figure_can_be_redrawn_from_stored_data(name):
-    fig = figure_module(name).draw(committed(name))
+    fig = figure_module(name).draw(load_figure_data(name))
     assert all(ax.has_data() for ax in fig.axes)
     plt.close(fig)
 
 
 def test_figure_2_shows_the_proposition():
-    data = committed("fig2_geometry")
+    data = load_figure_data("fig2_geometry")
     least = np.maximum(data["groups_mass"] - 1 - data["epsilon"], 0)
     np.testing.assert_allclose(data["groups_lp"], least, atol=1e-5)
     np.testing.assert_allclose(data["groups_gmc"], least, atol=1e-5)
@@ -67,7 +49,7 @@ def test_figure_2_shows_the_proposition():
 
 
 def test_notebook_01_says_what_its_data_say():
-    data, text = committed("stale_training"), closing_text("01")
+    data, text = load_figure_data("stale_training"), closing_text("01")
     verifier, graded = text.split("**At their own best step sizes**")
     for name, rows in zip(data["verifier_names"], data["verifier_common"], strict=True):
         assert f"{rows[-1, 0]:.3f}" in verifier, name
@@ -108,6 +90,6 @@ def test_sliders_are_built():
 
 
 def test_notebook_02_says_what_the_figure_says():
-    data, text = committed("fig2_geometry"), closing_text("02")
+    data, text = load_figure_data("fig2_geometry"), closing_text("02")
     filling, gmc = (float(np.square(data[f"four_{name}"]).mean()) for name in ("water_filling", "gmc"))
     assert re.search(rf"\({filling:.2f} against {gmc:.2f}\b", text)

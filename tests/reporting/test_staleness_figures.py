@@ -35,10 +35,6 @@ from tests.reporting.closing_words import bullet, closing_text
 CPU = get_profile("cpu")
 
 
-def committed(name):
-    return decode_data((paths.FIGURES / f"{name}.data.json").read_bytes())
-
-
 @pytest.fixture(scope="module")
 def tables():
     return load_runs("first_staleness")
