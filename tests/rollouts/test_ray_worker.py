@@ -54,11 +54,13 @@ PROMPTS = RunningSums(6).sample_prompts(4, torch.Generator().manual_seed(0))
 GROUP_FIELDS = ("response_GT", "mask_GT", "behavior_logp_GT", "version_GT", "finished_G")
 
 
+RAY_FOLDER = str(Path(ray.__file__).parent)
+
+
 @contextlib.contextmanager
-def lingering():
-    """A process that looks like one of Ray's and does not end when Ray does."""
-    words = [sys.executable, "-c", "import time; time.sleep(600)", str(Path(ray.__file__).parent)]
-    with subprocess.Popen(words) as process:
+def lingering(*words, code="import time; time.sleep(600)"):
+    """A process that does not end when Ray does; with Ray's folder among its `words` it looks like one of Ray's."""
+    with subprocess.Popen([sys.executable, "-c", code, *words]) as process:
         yield process
         process.kill()
 
@@ -67,15 +69,19 @@ def lingering():
 def ray_here():
     """Nothing of this Ray outlives `stop_ray`, not even what outlives Ray's own end; another's processes do."""
     with contextlib.ExitStack() as stack:
-        other = stack.enter_context(lingering())
+        other = stack.enter_context(lingering(RAY_FOLDER))
+        before = {other.pid} | {p.pid for p in psutil.Process().children(recursive=True)}  # of other tests, too
         assert ray_runtime.start_ray()
         yield
-        late = stack.enter_context(lingering())
+        late = stack.enter_context(lingering(RAY_FOLDER))
+        code = f"import time; sys_path = ['{RAY_FOLDER}/thirdparty_files']; time.sleep(600)"  # as a fork server has it
+        bystander = stack.enter_context(lingering(code=code))
         below = [p for p in psutil.Process().children(recursive=True) if ray_runtime.is_of_ray(p)]
-        assert {other.pid, late.pid} < {p.pid for p in below}
+        assert {other.pid, late.pid} < {p.pid for p in below} and bystander.pid not in {p.pid for p in below}
         ray_runtime.stop_ray()
-        left = [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        assert [p.pid for p in left] == [other.pid], left
+        assert bystander.poll() is None and other.poll() is None
+        ours = [p for p in below if p.pid not in before]
+        assert not [p for p in ours if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture(scope="module")

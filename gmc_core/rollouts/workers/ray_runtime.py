@@ -126,9 +126,13 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def is_of_ray(process: psutil.Process) -> bool:
-    """Whether Ray runs it: a daemon of its, or an actor."""
+    """Whether Ray runs it: a daemon of its, or an actor.
+
+    A word that begins with Ray's folder is a program or script of Ray. To contain it says nothing: Python's fork server
+    has `sys.path` on its command line, and importing Ray puts a folder of its into that.
+    """
     try:
         name, words = process.name(), process.cmdline()
     except psutil.Error:  # it has ended
         return False
-    return name.startswith("ray::") or any(str(Path(ray.__file__).parent) in word for word in words)
+    return name.startswith("ray::") or any(word.startswith(str(Path(ray.__file__).parent)) for word in words)
