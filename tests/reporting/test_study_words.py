@@ -38,9 +38,9 @@ def listed(values, form="{}"):
     return f"{', '.join(head)} and {last}"
 
 
-def surely(differences):
-    """Whether Student's t interval of these seeds (95 %) leaves out 0; the claims are judged by the same one."""
-    _, low, high, _ = mean_interval(differences[:, None])
+def surely(differences, level=0.95):
+    """Whether Student's t interval of these seeds leaves out 0; the claims are judged by the same one."""
+    _, low, high, _ = mean_interval(differences[:, None], level=level)
     return bool(low * high > 0)
 
 
@@ -98,8 +98,10 @@ def test_what_the_readme_says_of_bias_and_step_size():
         data["bias_median"][[str(rule) for rule in data["rules"]].index(rule)][place][0]
         for rule in ("gmc", "tic_truncate")
     )
-    assert f"misses {100 * gmc:.0f} % of the fresh one's square" in flat
+    assert f"squared bias of GMC's mean gradient is {100 * gmc:.0f} % of the fresh one's square" in flat
     assert f"truncation {100 * truncate:.0f} %" in flat
+    there = np.isfinite(data["bias"][0][place])
+    assert f"{(there & (data['update'] <= 64)).sum()} of these {there.sum()} probes lie in the start-up" in flat
     assert sum(smaller.lost("gmc", f"{start} half") for start in ("weak", "strong")) == 0
     half = Study("figS15_half_steps")
     lost = {part: sum(half.lost("gmc", f"delay {delay} {part}") for delay in (16, 64)) for part in ("tuned", "half")}
@@ -182,6 +184,15 @@ def test_what_is_said_of_fidelity(menu):
     assert f"on the {number} later ones GMC's bias is the smaller one {smaller} times" in text
     assert np.isfinite(data["bias"][0, 1, middle][~later]).sum() == 8
     points = [np.nanmedian(late["update_cosine", name]) for name in ("gmc", "tic_truncate")]
+    pair = [np.nanmedian(late["bias", name]) for name in ("gmc", "tic_truncate")]
+    assert "(median {:.2f}, truncation {:.2f}), but".format(*pair) in text
+    at_16 = [data["bias"][rules.index(name), 0, middle][data["update"] > 16] for name in ("gmc", "tic_truncate")]
+    assert (
+        "On the {} later ones at delay 16 it is {:.2f} against {:.2f}.".format(
+            np.isfinite(at_16[0]).sum(), *(np.nanmedian(values) for values in at_16)
+        )
+        in text
+    )
     assert points[0] < points[1] and "(median {:.2f}, truncation {:.2f})".format(*points) in text
     early = {rule: median("update_cosine", rule, 16) for rule in rules}
     assert max(early, key=early.get) == "tic_truncate"
@@ -228,14 +239,20 @@ def test_what_is_said_of_the_mixture():
     rows = [f"mixture {alpha}" for alpha in ("0.1", "0.2", "0.5")]
     assert f"{listed([study.lost(row, 32) for row in rows])} of ten" in text and "8 with GMC" in text
     assert study.lost("gmc", 32) == 8
-    surely = [
+    bootstrapped = [
         (row, delay, key)
         for row in rows
         for delay in (32, 64)
         for key in ("final", "area")
         if np.prod(study(f"{key}_corrected", row, delay)[1:]) > 0
     ]
-    assert surely == [("mixture 0.5", 64, "final")]
+    assert bootstrapped == [("mixture 0.5", 64, "final")]
+    level = 1 - 0.05 / study.data["comparisons"]  # Student's t, corrected likewise
+    for row in rows:
+        for delay in (32, 64):
+            for key in ("final", "area"):
+                assert not surely(study(f"{key}_difference", row, delay), level)
+    assert "no difference to GMC is surely above 0" in text
     assert difference_note(study("final_corrected", "mixture 0.5", 64)) in text
     assert difference_note(study("area_corrected", "mixture 0.2", 32)) in text
 

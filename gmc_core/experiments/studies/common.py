@@ -64,6 +64,11 @@ def next_larger(step_size: float) -> float:
     return round(0.025 * 2 ** ((place + 1) / 2), 4)
 
 
+def with_smaller_step(config: RunConfig, divisor: int = 2) -> RunConfig:
+    """`config` at its step size divided by `divisor`, rounded as the grids round it."""
+    return config.replace(learning_rate=round(config.learning_rate / divisor, 4))
+
+
 def at_tuned(base: RunConfig, name: str, step_sizes: StepSizes, **changes: object) -> RunConfig:
     """`with_estimator` at the step size that was tuned for this estimator at this delay."""
     config = with_estimator(base, name, **changes)

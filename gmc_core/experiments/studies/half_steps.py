@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from gmc_core.experiments.experiment import Experiment, StepSizes
 from gmc_core.experiments.protocols import fill
-from gmc_core.experiments.studies.common import BASE, CORE, DEFINITIONS, FRESH_SEEDS, at_tuned, study_runs
+from gmc_core.experiments.studies.common import (
+    BASE,
+    CORE,
+    DEFINITIONS,
+    FRESH_SEEDS,
+    at_tuned,
+    study_runs,
+    with_smaller_step,
+)
 from gmc_core.training.run_config import RunConfig
 
 DELAYS = (16, 64)
@@ -15,7 +23,7 @@ def runs(step_sizes: StepSizes) -> tuple[RunConfig, ...]:
     for delay in DELAYS:
         for name in CORE:
             config = at_tuned(BASE, name, step_sizes, delay=delay)
-            configs += [config, config.replace(learning_rate=round(config.learning_rate / 2, 4))]
+            configs += [config, with_smaller_step(config)]
     return study_runs(configs, FRESH_SEEDS)
 
 

@@ -12,6 +12,7 @@ from gmc_core.experiments.studies.common import (
     STUDY_DELAY,
     at_tuned,
     study_runs,
+    with_smaller_step,
 )
 from gmc_core.training.run_config import RunConfig
 
@@ -26,7 +27,7 @@ def runs(step_sizes: StepSizes) -> tuple[RunConfig, ...]:
             config = at_tuned(AT_STUDY_DELAY, name, step_sizes, task_options=options, model=model)
             if digits == 24:
                 config = config.replace(micro_batch_tokens=16384)  # one pass an update
-            configs += [config, config.replace(learning_rate=round(config.learning_rate / 2, 4))]
+            configs += [config, with_smaller_step(config)]
     return study_runs(configs, FRESH_SEEDS[:2])
 
 

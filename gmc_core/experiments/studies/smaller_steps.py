@@ -5,7 +5,7 @@ from __future__ import annotations
 from gmc_core.experiments.experiment import Experiment, StepSizes
 from gmc_core.experiments.protocols import fill
 from gmc_core.experiments.studies import length, starting_accuracy
-from gmc_core.experiments.studies.common import DEFINITIONS, FIVE, FRESH_SEEDS, STUDY_DELAY
+from gmc_core.experiments.studies.common import DEFINITIONS, FIVE, FRESH_SEEDS, STUDY_DELAY, with_smaller_step
 from gmc_core.training.run_config import RunConfig
 
 MODELS = ("data/warm_starts/weak", "data/warm_starts/strong", length.MODELS[24])
@@ -19,11 +19,7 @@ def runs(step_sizes: StepSizes) -> tuple[RunConfig, ...]:
         key = config.model, config.estimator, config.seed
         if config.model in MODELS and config.learning_rate >= tuned.get(key, config).learning_rate:
             tuned[key] = config
-    return tuple(
-        config.replace(learning_rate=round(config.learning_rate / divisor, 4))
-        for config in tuned.values()
-        for divisor in DIVISORS
-    )
+    return tuple(with_smaller_step(config, divisor) for config in tuned.values() for divisor in DIVISORS)
 
 
 SMALLER_STEPS = Experiment(

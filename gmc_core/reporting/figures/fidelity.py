@@ -1,7 +1,7 @@
 """Figure S10: how true to the fresh gradient each rule is on the same stale rollouts: bias, direction, variance.
 
 Probes along runs driven by GMC and by truncation (`gmc_core.training.fidelity`). Squares are relative to the squared
-norm of the fresh gradient; a relative squared bias of 1 is that of the zero gradient. That norm differs a thousandfold
+norm of the fresh gradient; a relative squared bias of 1 is that of the zero gradient. The square differs thousandfold
 between probes (next to a cliff it is large, at a solved task or in a dead zone nothing), so probes are summarised by
 their median, and only those count whose fresh gradient stands out from its noise (`RESOLVED`).
 """
@@ -83,7 +83,7 @@ def figure_data(tables: Runs) -> dict[str, Any]:
         values = _cells(rows, column, shape)
         scale = np.where(resolved, fresh, np.nan)
         data[name] = values / scale if name in SQUARES else np.where(resolved, values, np.nan)
-        data[f"{name}_median"] = _quartiles(data[name])
+        data[f"{name}_median"] = np.moveaxis(np.nanquantile(data[name], (0.5, 0.25, 0.75), axis=-1), 0, -1)
     return data
 
 
@@ -93,16 +93,6 @@ def _cells(rows: pd.DataFrame, column: str, shape: list) -> np.ndarray:
     index = pd.MultiIndex.from_product(shape)
     values = rows.set_index(["estimator", "delay", "group_size", "probe"])[column].reindex(index).to_numpy(dtype=float)
     return values.reshape([len(part) for part in shape])
-
-
-def _quartiles(values: np.ndarray) -> np.ndarray:
-    """(..., 3): median, lower and upper quartile over what is there of the last axis; NaN where nothing is."""
-    found = np.full((*values.shape[:-1], 3), np.nan)
-    for place in np.ndindex(values.shape[:-1]):
-        there = values[place][np.isfinite(values[place])]
-        if len(there):
-            found[place] = np.quantile(there, (0.5, 0.25, 0.75))
-    return found
 
 
 def rule_style(rule: str) -> LineStyle:

@@ -40,6 +40,7 @@ def start_ray(address: str | None = None) -> bool:
 
     Raises ConnectionError when no cluster answers at `address`, RuntimeError when Ray does not start here.
     """
+    global _others
     if ray.is_initialized():
         return False
     for name, value in VARIABLES.items():
@@ -48,6 +49,7 @@ def start_ray(address: str | None = None) -> bool:
     if address is None:
         _start_here(quiet)
         return True
+    _others = None  # a cluster's processes are not ours, whatever was started here before
     sources = str(Path(gmc_core.__file__).parent)
     try:
         _check_port(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
